@@ -40,7 +40,15 @@ func (s *Snapshots) snapshotOf(ctx context.Context, spec vm.CloneSpec) (snapshot
 	if !vm.Behalf(ctx).Operator() {
 		return snapshot.Snapshot{}, nil
 	}
-	h, err := s.Store.HoldDir(ctx, spec.FromDir)
+	return s.SnapshotInDir(ctx, spec.FromDir)
+}
+
+// SnapshotInDir returns what a snapshot in a folder, which ExportSnapshotDir made, says about itself.
+func (s *Snapshots) SnapshotInDir(ctx context.Context, dir string) (snapshot.Snapshot, error) {
+	if err := folder(ctx, "read", dir); err != nil {
+		return snapshot.Snapshot{}, err
+	}
+	h, err := s.Store.HoldDir(ctx, dir)
 	if err != nil {
 		return snapshot.Snapshot{}, err
 	}

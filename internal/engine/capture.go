@@ -2,6 +2,7 @@ package engine
 
 import (
 	"context"
+	"errors"
 	"fmt"
 	"slices"
 	"sync"
@@ -187,6 +188,13 @@ func (c *capture) saveMemory(ctx context.Context, dir string, based bool, overla
 		c.quiet(ctx, attached[0].Volume)()
 	}
 	c.settleGuest(ctx)
+	if c.record().Spec.Sandbox {
+		rejoin, failed := c.proc.link.Part(ctx)
+		if failed != nil {
+			return s, false, failed
+		}
+		defer func() { err = errors.Join(err, c.proc.link.Rejoin(ctx, rejoin)) }()
+	}
 	if c.freezer != nil {
 		limited, cancel := context.WithTimeout(ctx, freezeTimeout)
 		defer cancel()
@@ -366,7 +374,10 @@ func inheritance(r vm.Record) vm.Record {
 	for _, d := range withoutVolumes(r.Disks) {
 		disks = append(disks, vm.Disk{Format: d.Format, ReadOnly: d.ReadOnly, Serial: d.Serial, Role: d.Role, Port: d.Port})
 	}
-	r.Spec.Labels = nil
+	r.Spec.Labels, r.Spec.CgroupParent = nil, ""
+	for i := range r.Ephemeral {
+		r.Ephemeral[i].Spec = r.Ephemeral[i].Spec.Saved()
+	}
 	return vm.Record{
 		ID: r.ID, Spec: r.Spec, State: r.State, Driver: r.Driver, ImageType: r.ImageType, ImageDigest: r.ImageDigest,
 		Boot: r.Boot, Process: r.Process, Disks: disks, NICs: nics, FirstBooted: r.FirstBooted, AgentReady: r.AgentReady,

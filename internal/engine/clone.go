@@ -72,7 +72,7 @@ func (n *node) clone(ctx context.Context, spec vm.CloneSpec) (vm.Record, error) 
 // pooled reports whether r, which is about to be cloned as spec says, may come from the pool.
 func (n *node) pooled(r vm.Record, spec vm.CloneSpec) bool {
 	ports := slices.ContainsFunc(r.Spec.NICs, func(s vm.NICSpec) bool { return len(s.Ports) > 0 }) // each VM has its own
-	return n.pool.Enabled() && !ports && len(r.Spec.DiskVolumes()) == 0 && spec.FromDir == "" && r.Cloned && r.ImageType == vm.ImageOCI && n.agents[r.ImageType] != nil
+	return n.pool.Enabled() && !r.Spec.Sandbox && !ports && len(r.Spec.DiskVolumes()) == 0 && spec.FromDir == "" && r.Cloned && r.ImageType == vm.ImageOCI && n.agents[r.ImageType] != nil
 }
 
 // claim makes r a VM with a process from the pool. ok is false if there is none.
@@ -173,6 +173,7 @@ func (c *clone) buildNew(ctx context.Context) (outcome, error) {
 	}}
 	if r.Cloned {
 		f.log, f.incoming = c.logs.BeginForeign, cloneOf(c.held, r)
+		f.incoming.Alone = r.Spec.Sandbox // the server of its folder writes to its memory
 	}
 	return c.launchProcess(ctx, r, f, &c.back)
 }

@@ -24,6 +24,18 @@ func (n *node) designClone(ctx context.Context, x snapshot.Snapshot, spec vm.Clo
 	if err := notInSnapshots(vm.Record{Spec: x.Record.Spec, ImageType: x.ImageType}); err != nil { // nothing of ours has saved such a VM
 		return vm.Record{}, nil, fmt.Errorf("snapshot %s: %w", x.Name, err)
 	}
+	if x.Record.Spec.Sandbox || x.Record.Spec.CgroupParent != "" {
+		return vm.Record{}, nil, fmt.Errorf("snapshot %s: %w", x.Name, errNoSandbox())
+	}
+	ephemeral, err := ephemeralIn(x, x.Live && !spec.Cold)
+	if err != nil {
+		return vm.Record{}, nil, err
+	}
+	return n.designCopy(ctx, x, spec, id, ephemeral)
+}
+
+// designCopy is designClone for a clone that has these added containers, whatever x says.
+func (n *node) designCopy(ctx context.Context, x snapshot.Snapshot, spec vm.CloneSpec, id vm.ID, ephemeral []vm.Ephemeral) (vm.Record, []image.Image, error) {
 	live := x.Live && !spec.Cold
 	s, err := cloneSpec(x, spec, id, live)
 	if err != nil {
@@ -61,9 +73,7 @@ func (n *node) designClone(ctx context.Context, x snapshot.Snapshot, spec vm.Clo
 	if r.ImageVolumes, err = imageVolumesIn(x, r.Spec); err != nil {
 		return r, nil, err
 	}
-	if r.Ephemeral, err = ephemeralIn(x, live); err != nil {
-		return r, nil, err
-	}
+	r.Ephemeral = ephemeral
 	r.Spec.Process = x.Record.Spec.Process
 	if live && len(r.Spec.NICs) != x.NICs {
 		return r, nil, errdefs.Preconditionf("its guest has %d network interfaces, but the clone would have %d; request the same number, or clone it cold", x.NICs, len(r.Spec.NICs))
@@ -182,7 +192,9 @@ func (n *node) imagesOf(ctx context.Context, x snapshot.Snapshot) ([]image.Image
 		ctx = vm.OnBehalf(ctx, x.Owner)
 	}
 	var out []image.Image
-	if _, ok := vm.BootVolume(x.Image); ok {
+	if x.Record.Spec.Sandbox {
+		out = append(out, image.Blank())
+	} else if _, ok := vm.BootVolume(x.Image); ok {
 		out = append(out, noImage(x.Image))
 	}
 	for _, want := range x.Images() {

@@ -300,6 +300,7 @@ func scripts() map[string]script {
 	maps.Copy(all, severalScripts())
 	maps.Copy(all, addScripts())
 	maps.Copy(all, sandboxScripts())
+	maps.Copy(all, savedScripts())
 	maps.Copy(all, resizeScripts())
 	maps.Copy(all, growScripts())
 	maps.Copy(all, dumpScripts())

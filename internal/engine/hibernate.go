@@ -26,6 +26,9 @@ func (m *machine) hibernate(ctx context.Context, name string) (vm.Record, error)
 	if r.State == vm.StateHibernated {
 		return r, nil
 	}
+	if r.Spec.Sandbox {
+		return r, errdefs.Unsupportedf("it is a sandbox, which cannot be hibernated; save it, or stop it")
+	}
 	if err := selfContained(r); err != nil {
 		return r, err
 	}

@@ -117,9 +117,6 @@ func selfContained(r vm.Record) error {
 
 // notInSnapshots refuses a VM of which no snapshot has all that it needs to start.
 func notInSnapshots(r vm.Record) error {
-	if r.Spec.Sandbox || r.Spec.CgroupParent != "" {
-		return errdefs.Unsupportedf("it is a sandbox, which cannot be saved, cloned or hibernated yet; stop it instead")
-	}
 	if shared := r.Spec.SharedVolumes(); len(shared) > 0 {
 		return errdefs.Preconditionf("other VMs may write to its volume %s, so its saved memory would not fit the volume any more, and it cannot be saved, cloned or hibernated; stop it instead", shared[0].Name)
 	}
@@ -134,6 +131,27 @@ func notInSnapshots(r vm.Record) error {
 	}
 	if disks := r.Spec.HostDisks(); len(disks) > 0 {
 		return errdefs.Preconditionf("its disk %s is a file of the node (volume %s), which is in no snapshot, so it cannot be saved, cloned or hibernated; stop it instead", disks[0].HostDisk.Path, disks[0].Name)
+	}
+	return nil
+}
+
+// errNoSandbox says that a sandbox cannot come from a snapshot by an ordinary call.
+func errNoSandbox() error {
+	return errdefs.Unsupportedf("it is of a sandbox, which only the runtime of a kubelet can resume (RestorePod)")
+}
+
+// savableSandbox refuses to save a sandbox of which a snapshot would lack something.
+func savableSandbox(r vm.Record) error {
+	if !r.Spec.Sandbox {
+		return nil
+	}
+	if r.State != vm.StateRunning {
+		return errdefs.Preconditionf("it is a sandbox that does not run (%s), so there is nothing to save", r.State)
+	}
+	for _, e := range r.Ephemeral {
+		if e.Record.Status.State != vm.ContainerTerminated && len(e.Volumes) > 0 {
+			return errdefs.Unsupportedf("its container %s has volume %s, which is a device or the files of an image, and such a sandbox cannot be saved", e.Record.Name, e.Volumes[0].Volume)
+		}
 	}
 	return nil
 }

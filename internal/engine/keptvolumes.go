@@ -20,6 +20,9 @@ func (n *node) savable(ctx context.Context, r vm.Record) error {
 	if err := selfContained(r); err != nil {
 		return err
 	}
+	if err := savableSandbox(r); err != nil {
+		return err
+	}
 	if len(r.Attached) == 0 {
 		return nil
 	}

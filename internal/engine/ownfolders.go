@@ -85,6 +85,23 @@ func (m *machine) shareOwn(ctx context.Context, c vm.Container) error {
 	return nil
 }
 
+// Share implements session.VM.
+func (g guestVM) Share(ctx context.Context) error {
+	plugger, err := g.folderPlugger()
+	if err != nil {
+		return err
+	}
+	for _, e := range g.record().Ephemeral {
+		if e.Record.Status.State == vm.ContainerTerminated {
+			continue
+		}
+		if err := g.shareOwn(ctx, e.Spec); err != nil {
+			return fmt.Errorf("container %s: %w", e.Record.Name, err)
+		}
+	}
+	return plugger.PlugShare(ctx, vm.SharedTag)
+}
+
 // unshareOwn ends what shareOwn does. Idempotent.
 func (m *machine) unshareOwn(ctx context.Context, c vm.Container) error {
 	if !slices.ContainsFunc(c.Volumes, func(v vm.Volume) bool { return v.Dir != nil }) {

@@ -63,6 +63,9 @@ func (m *machine) restore(ctx context.Context, snap string) (vm.Record, error) {
 
 // restorable refuses a snapshot to which r cannot be restored.
 func (n *node) restorable(ctx context.Context, r vm.Record, x snapshot.Snapshot) ([]image.Image, error) {
+	if r.Spec.Sandbox || x.Record.Spec.Sandbox {
+		return nil, errNoSandbox()
+	}
 	if x.Source.VMID != r.ID {
 		return nil, errdefs.Preconditionf("snapshot %s belongs to VM %s, not to this VM; clone it instead", x.Name, x.Source.VMName)
 	}

@@ -99,6 +99,7 @@ func (r *rig) hasContainers(rec vm.Record, where string) {
 	if !slices.Equal(folders, names) || len(g.Serials()) != len(rec.Disks) {
 		r.t.Errorf("killed at %s: on record %v and %d disks, the guest has folders of %v and the disks %v", where, names, len(rec.Disks), folders, g.Serials())
 	}
+	r.eventually("its containers go on", func() bool { return !g.Rests() })
 	r.eventually("the guest has the containers of the record", func() bool { return slices.Equal(g.Has(), names) })
 }
 
@@ -227,11 +228,9 @@ func TestSandbox(t *testing.T) {
 	if s := now.Container("app").Status; s.State != vm.ContainerTerminated || s.Exit.Code != vm.LostExitCode || len(now.Disks) != 1 {
 		t.Errorf("after a reboot: %+v", now)
 	}
-	_, err = r.SaveSnapshot(ctx, "web", vm.SaveSpec{Name: "gold"})
-	wantClass(t, "a snapshot", err, errdefs.Unsupported)
-	_, err = r.Hibernate(ctx, "web", "")
-	wantClass(t, "a hibernation", err, errdefs.Unsupported)
 	r.must(r.Stop(ctx, "web", 0))
+	_, err = r.SaveSnapshot(ctx, "web", vm.SaveSpec{Name: "gold"})
+	wantClass(t, "a snapshot of one that is stopped", err, errdefs.FailedPrecondition)
 	if err := r.RemoveContainer(ctx, "web", "app"); err != nil {
 		t.Fatal(err)
 	}

@@ -56,6 +56,17 @@ type ContainerStarter interface {
 	RemoveContainer(ctx context.Context, container string, disks []string) error
 }
 
+// ContainerPauser is the ability of an Agent to pause the containers of its guest, and to do without the folder that the guest shares with its node.
+type ContainerPauser interface {
+	// PauseContainers stops all processes of containers, and unmounts the folder, so that its device can be unplugged. Idempotent.
+	// Errors: FailedPrecondition if a program has something open in the folder (then the containers run as before), Unsupported by older agents.
+	PauseContainers(ctx context.Context) error
+	// ResumeContainers waits for the device, mounts the folder again, and lets the containers go on. Those that are held are in the state created
+	// instead, until StartContainer. Idempotent, also in a guest whose containers are not paused.
+	// Errors: Unavailable while there is no device, Unsupported by older agents.
+	ResumeContainers(ctx context.Context, held []string) error
+}
+
 // ContainerResizer is the ability of an Agent to change what its containers may use.
 type ContainerResizer interface {
 	// ResizeContainers changes what containers may use, by name, now and in their next runs. Idempotent.

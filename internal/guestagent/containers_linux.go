@@ -74,6 +74,8 @@ type containers struct {
 	kept     sync.WaitGroup // those of joined that were started and have not ended
 	changed  chan struct{}
 	deadline time.Time // of a stop of all; zero: no stop was requested
+
+	paused *paused // nil: they are not; guarded by Server.setup
 }
 
 // container is one of these programs.
@@ -101,9 +103,10 @@ type container struct {
 	released chan struct{} // closed when no container waits for it any more
 	tried    chan struct{} // closed when its first run has ended
 
-	manual bool          // it waits for start
-	begun  chan struct{} // closed when its first run has started
-	over   chan struct{} // closed when it has ended permanently
+	manual bool                // it waits for start
+	held   *vm.ContainerStatus // how it was before it was paused and made to wait for start; nil: it was not
+	begun  chan struct{}       // closed when its first run has started
+	over   chan struct{}       // closed when it has ended permanently
 }
 
 func newContainers(procs *procs, pace restartPace) *containers {
@@ -253,7 +256,12 @@ func (p *containers) keep(c *container, begun chan struct{}) {
 			pause = 0
 			pauses.Reset()
 		}
-		p.change(func() { c.status = ended(c.status, exit, again, pause) })
+		p.change(func() {
+			if c.held != nil {
+				c.status, c.held = *c.held, nil
+			}
+			c.status = ended(c.status, exit, again, pause)
+		})
 		if !again {
 			return
 		}

@@ -39,9 +39,7 @@ func (p *containers) kill(ctx context.Context, name string, run int, grace time.
 		return err
 	}
 	p.mu.Lock()
-	if c.status.State == vm.ContainerCreated {
-		p.endUnstarted(c)
-	}
+	p.withdraw(c)
 	m := c.main
 	if m == nil || run != 0 && run != c.status.Run() {
 		p.mu.Unlock()
@@ -66,6 +64,16 @@ func (p *containers) kill(ctx context.Context, name string, run int, grace time.
 		case <-ctx.Done():
 			return ctx.Err()
 		}
+	}
+}
+
+// withdraw makes sure that nobody can start c any more, if it waits for that. One that is held can then be killed. Preconditions: mu is held.
+func (p *containers) withdraw(c *container) {
+	switch {
+	case c.held != nil:
+		p.unhold(c)
+	case c.status.State == vm.ContainerCreated:
+		p.endUnstarted(c)
 	}
 }
 

@@ -49,9 +49,7 @@ func (p *containers) await() {
 	<-p.stop
 	p.mu.Lock() // whoever joins or starts has seen the stop from now on, or is waited for
 	for _, c := range p.joined {
-		if c.status.State == vm.ContainerCreated {
-			p.endUnstarted(c)
-		}
+		p.withdraw(c)
 	}
 	p.mu.Unlock()
 	p.kept.Wait()
@@ -78,6 +76,8 @@ func (p *containers) start(ctx context.Context, name string) error {
 		err = errdefs.Preconditionf("the guest is stopping")
 	case state == vm.ContainerTerminated:
 		err = errdefs.Preconditionf("container %s has ended", name)
+	case c.held != nil:
+		err = p.letGo(c)
 	case state == vm.ContainerCreated:
 		c.status = vm.ContainerStatus{State: vm.ContainerWaiting, Reason: vm.ContainerCreating}
 		p.kept.Go(func() { p.keep(c, c.begun) }) // ends with its process; a power-off ends that
@@ -129,9 +129,7 @@ func (s *Server) RemoveContainer(ctx context.Context, r *guestv1.RemoveContainer
 // retire ends a container for good, and waits until it has ended.
 func (p *containers) retire(ctx context.Context, c *container) error {
 	p.mu.Lock()
-	if c.status.State == vm.ContainerCreated {
-		p.endUnstarted(c)
-	}
+	p.withdraw(c)
 	if !isClosed(c.quit) {
 		close(c.quit)
 	}

@@ -85,6 +85,9 @@ type Volumes interface {
 	// MountImage makes one more mount, of the files of an image in the folder image, in the folder root. Errors: NotFound if the image does
 	// not have that part.
 	MountImage(root, image string, m vm.Mount) error
+	// TakeAway unmounts a folder of the host in all of places. Those of ended are not mounted again.
+	// Errors: FailedPrecondition while a program uses it; then nothing has changed.
+	TakeAway(ctx context.Context, volume string, places, ended []volumes.Place) (*volumes.Away, error)
 	VolumeDisks
 	// Message shows a new empty file at a path in folder, and returns that file. It is called before Mount. Idempotent.
 	Message(folder, path string) (*os.File, error)

@@ -96,11 +96,11 @@ type Image struct {
 	Type     vm.ImageType
 }
 
-// Images returns the images that the disks of s are based on: the image of its VM, unless that boots from a volume, then those of Layered
-// in order.
+// Images returns the images that the disks of s are based on: the image of its VM, unless that boots from a volume or is a sandbox, then those
+// of Layered in order.
 func (s Snapshot) Images() []Image {
 	var out []Image
-	if _, ok := vm.BootVolume(s.Image); !ok {
+	if _, ok := vm.BootVolume(s.Image); !ok && !s.Record.Spec.Sandbox {
 		out = append(out, Image{Name: s.Image, Digest: s.ImageDigest, Manifest: s.ImageManifest, Type: s.ImageType})
 	}
 	names := map[string]string{}

@@ -1272,6 +1272,158 @@ func (*RemoveContainerReply) Descriptor() ([]byte, []int) {
 	return file_guest_v1_guest_proto_rawDescGZIP(), []int{20}
 }
 
+type PauseContainersRequest struct {
+	state         protoimpl.MessageState `protogen:"open.v1"`
+	unknownFields protoimpl.UnknownFields
+	sizeCache     protoimpl.SizeCache
+}
+
+func (x *PauseContainersRequest) Reset() {
+	*x = PauseContainersRequest{}
+	mi := &file_guest_v1_guest_proto_msgTypes[21]
+	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+	ms.StoreMessageInfo(mi)
+}
+
+func (x *PauseContainersRequest) String() string {
+	return protoimpl.X.MessageStringOf(x)
+}
+
+func (*PauseContainersRequest) ProtoMessage() {}
+
+func (x *PauseContainersRequest) ProtoReflect() protoreflect.Message {
+	mi := &file_guest_v1_guest_proto_msgTypes[21]
+	if x != nil {
+		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+		if ms.LoadMessageInfo() == nil {
+			ms.StoreMessageInfo(mi)
+		}
+		return ms
+	}
+	return mi.MessageOf(x)
+}
+
+// Deprecated: Use PauseContainersRequest.ProtoReflect.Descriptor instead.
+func (*PauseContainersRequest) Descriptor() ([]byte, []int) {
+	return file_guest_v1_guest_proto_rawDescGZIP(), []int{21}
+}
+
+type PauseContainersReply struct {
+	state         protoimpl.MessageState `protogen:"open.v1"`
+	unknownFields protoimpl.UnknownFields
+	sizeCache     protoimpl.SizeCache
+}
+
+func (x *PauseContainersReply) Reset() {
+	*x = PauseContainersReply{}
+	mi := &file_guest_v1_guest_proto_msgTypes[22]
+	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+	ms.StoreMessageInfo(mi)
+}
+
+func (x *PauseContainersReply) String() string {
+	return protoimpl.X.MessageStringOf(x)
+}
+
+func (*PauseContainersReply) ProtoMessage() {}
+
+func (x *PauseContainersReply) ProtoReflect() protoreflect.Message {
+	mi := &file_guest_v1_guest_proto_msgTypes[22]
+	if x != nil {
+		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+		if ms.LoadMessageInfo() == nil {
+			ms.StoreMessageInfo(mi)
+		}
+		return ms
+	}
+	return mi.MessageOf(x)
+}
+
+// Deprecated: Use PauseContainersReply.ProtoReflect.Descriptor instead.
+func (*PauseContainersReply) Descriptor() ([]byte, []int) {
+	return file_guest_v1_guest_proto_rawDescGZIP(), []int{22}
+}
+
+type ResumeContainersRequest struct {
+	state         protoimpl.MessageState `protogen:"open.v1"`
+	Held          []string               `protobuf:"bytes,1,rep,name=held,proto3" json:"held,omitempty"` // names of the containers that wait for StartContainer
+	unknownFields protoimpl.UnknownFields
+	sizeCache     protoimpl.SizeCache
+}
+
+func (x *ResumeContainersRequest) Reset() {
+	*x = ResumeContainersRequest{}
+	mi := &file_guest_v1_guest_proto_msgTypes[23]
+	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+	ms.StoreMessageInfo(mi)
+}
+
+func (x *ResumeContainersRequest) String() string {
+	return protoimpl.X.MessageStringOf(x)
+}
+
+func (*ResumeContainersRequest) ProtoMessage() {}
+
+func (x *ResumeContainersRequest) ProtoReflect() protoreflect.Message {
+	mi := &file_guest_v1_guest_proto_msgTypes[23]
+	if x != nil {
+		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+		if ms.LoadMessageInfo() == nil {
+			ms.StoreMessageInfo(mi)
+		}
+		return ms
+	}
+	return mi.MessageOf(x)
+}
+
+// Deprecated: Use ResumeContainersRequest.ProtoReflect.Descriptor instead.
+func (*ResumeContainersRequest) Descriptor() ([]byte, []int) {
+	return file_guest_v1_guest_proto_rawDescGZIP(), []int{23}
+}
+
+func (x *ResumeContainersRequest) GetHeld() []string {
+	if x != nil {
+		return x.Held
+	}
+	return nil
+}
+
+type ResumeContainersReply struct {
+	state         protoimpl.MessageState `protogen:"open.v1"`
+	unknownFields protoimpl.UnknownFields
+	sizeCache     protoimpl.SizeCache
+}
+
+func (x *ResumeContainersReply) Reset() {
+	*x = ResumeContainersReply{}
+	mi := &file_guest_v1_guest_proto_msgTypes[24]
+	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+	ms.StoreMessageInfo(mi)
+}
+
+func (x *ResumeContainersReply) String() string {
+	return protoimpl.X.MessageStringOf(x)
+}
+
+func (*ResumeContainersReply) ProtoMessage() {}
+
+func (x *ResumeContainersReply) ProtoReflect() protoreflect.Message {
+	mi := &file_guest_v1_guest_proto_msgTypes[24]
+	if x != nil {
+		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+		if ms.LoadMessageInfo() == nil {
+			ms.StoreMessageInfo(mi)
+		}
+		return ms
+	}
+	return mi.MessageOf(x)
+}
+
+// Deprecated: Use ResumeContainersReply.ProtoReflect.Descriptor instead.
+func (*ResumeContainersReply) Descriptor() ([]byte, []int) {
+	return file_guest_v1_guest_proto_rawDescGZIP(), []int{24}
+}
+
 type ResizeContainersRequest struct {
 	state         protoimpl.MessageState `protogen:"open.v1"`
 	Containers    []*ContainerResources  `protobuf:"bytes,1,rep,name=containers,proto3" json:"containers,omitempty"`
@@ -1281,7 +1433,7 @@ type ResizeContainersRequest struct {
 
 func (x *ResizeContainersRequest) Reset() {
 	*x = ResizeContainersRequest{}
-	mi := &file_guest_v1_guest_proto_msgTypes[21]
+	mi := &file_guest_v1_guest_proto_msgTypes[25]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -1293,7 +1445,7 @@ func (x *ResizeContainersRequest) String() string {
 func (*ResizeContainersRequest) ProtoMessage() {}
 
 func (x *ResizeContainersRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_guest_v1_guest_proto_msgTypes[21]
+	mi := &file_guest_v1_guest_proto_msgTypes[25]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -1306,7 +1458,7 @@ func (x *ResizeContainersRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use ResizeContainersRequest.ProtoReflect.Descriptor instead.
 func (*ResizeContainersRequest) Descriptor() ([]byte, []int) {
-	return file_guest_v1_guest_proto_rawDescGZIP(), []int{21}
+	return file_guest_v1_guest_proto_rawDescGZIP(), []int{25}
 }
 
 func (x *ResizeContainersRequest) GetContainers() []*ContainerResources {
@@ -1326,7 +1478,7 @@ type ContainerResources struct {
 
 func (x *ContainerResources) Reset() {
 	*x = ContainerResources{}
-	mi := &file_guest_v1_guest_proto_msgTypes[22]
+	mi := &file_guest_v1_guest_proto_msgTypes[26]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -1338,7 +1490,7 @@ func (x *ContainerResources) String() string {
 func (*ContainerResources) ProtoMessage() {}
 
 func (x *ContainerResources) ProtoReflect() protoreflect.Message {
-	mi := &file_guest_v1_guest_proto_msgTypes[22]
+	mi := &file_guest_v1_guest_proto_msgTypes[26]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -1351,7 +1503,7 @@ func (x *ContainerResources) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use ContainerResources.ProtoReflect.Descriptor instead.
 func (*ContainerResources) Descriptor() ([]byte, []int) {
-	return file_guest_v1_guest_proto_rawDescGZIP(), []int{22}
+	return file_guest_v1_guest_proto_rawDescGZIP(), []int{26}
 }
 
 func (x *ContainerResources) GetName() string {
@@ -1376,7 +1528,7 @@ type ResizeContainersReply struct {
 
 func (x *ResizeContainersReply) Reset() {
 	*x = ResizeContainersReply{}
-	mi := &file_guest_v1_guest_proto_msgTypes[23]
+	mi := &file_guest_v1_guest_proto_msgTypes[27]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -1388,7 +1540,7 @@ func (x *ResizeContainersReply) String() string {
 func (*ResizeContainersReply) ProtoMessage() {}
 
 func (x *ResizeContainersReply) ProtoReflect() protoreflect.Message {
-	mi := &file_guest_v1_guest_proto_msgTypes[23]
+	mi := &file_guest_v1_guest_proto_msgTypes[27]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -1401,7 +1553,7 @@ func (x *ResizeContainersReply) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use ResizeContainersReply.ProtoReflect.Descriptor instead.
 func (*ResizeContainersReply) Descriptor() ([]byte, []int) {
-	return file_guest_v1_guest_proto_rawDescGZIP(), []int{23}
+	return file_guest_v1_guest_proto_rawDescGZIP(), []int{27}
 }
 
 type ContainerExit struct {
@@ -1417,7 +1569,7 @@ type ContainerExit struct {
 
 func (x *ContainerExit) Reset() {
 	*x = ContainerExit{}
-	mi := &file_guest_v1_guest_proto_msgTypes[24]
+	mi := &file_guest_v1_guest_proto_msgTypes[28]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -1429,7 +1581,7 @@ func (x *ContainerExit) String() string {
 func (*ContainerExit) ProtoMessage() {}
 
 func (x *ContainerExit) ProtoReflect() protoreflect.Message {
-	mi := &file_guest_v1_guest_proto_msgTypes[24]
+	mi := &file_guest_v1_guest_proto_msgTypes[28]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -1442,7 +1594,7 @@ func (x *ContainerExit) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use ContainerExit.ProtoReflect.Descriptor instead.
 func (*ContainerExit) Descriptor() ([]byte, []int) {
-	return file_guest_v1_guest_proto_rawDescGZIP(), []int{24}
+	return file_guest_v1_guest_proto_rawDescGZIP(), []int{28}
 }
 
 func (x *ContainerExit) GetCode() int32 {
@@ -1489,7 +1641,7 @@ type SetupReply struct {
 
 func (x *SetupReply) Reset() {
 	*x = SetupReply{}
-	mi := &file_guest_v1_guest_proto_msgTypes[25]
+	mi := &file_guest_v1_guest_proto_msgTypes[29]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -1501,7 +1653,7 @@ func (x *SetupReply) String() string {
 func (*SetupReply) ProtoMessage() {}
 
 func (x *SetupReply) ProtoReflect() protoreflect.Message {
-	mi := &file_guest_v1_guest_proto_msgTypes[25]
+	mi := &file_guest_v1_guest_proto_msgTypes[29]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -1514,7 +1666,7 @@ func (x *SetupReply) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use SetupReply.ProtoReflect.Descriptor instead.
 func (*SetupReply) Descriptor() ([]byte, []int) {
-	return file_guest_v1_guest_proto_rawDescGZIP(), []int{25}
+	return file_guest_v1_guest_proto_rawDescGZIP(), []int{29}
 }
 
 func (x *SetupReply) GetWaiting() string {
@@ -1545,7 +1697,7 @@ type Volume struct {
 
 func (x *Volume) Reset() {
 	*x = Volume{}
-	mi := &file_guest_v1_guest_proto_msgTypes[26]
+	mi := &file_guest_v1_guest_proto_msgTypes[30]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -1557,7 +1709,7 @@ func (x *Volume) String() string {
 func (*Volume) ProtoMessage() {}
 
 func (x *Volume) ProtoReflect() protoreflect.Message {
-	mi := &file_guest_v1_guest_proto_msgTypes[26]
+	mi := &file_guest_v1_guest_proto_msgTypes[30]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -1570,7 +1722,7 @@ func (x *Volume) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use Volume.ProtoReflect.Descriptor instead.
 func (*Volume) Descriptor() ([]byte, []int) {
-	return file_guest_v1_guest_proto_rawDescGZIP(), []int{26}
+	return file_guest_v1_guest_proto_rawDescGZIP(), []int{30}
 }
 
 func (x *Volume) GetName() string {
@@ -1676,7 +1828,7 @@ type VolumeFile struct {
 
 func (x *VolumeFile) Reset() {
 	*x = VolumeFile{}
-	mi := &file_guest_v1_guest_proto_msgTypes[27]
+	mi := &file_guest_v1_guest_proto_msgTypes[31]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -1688,7 +1840,7 @@ func (x *VolumeFile) String() string {
 func (*VolumeFile) ProtoMessage() {}
 
 func (x *VolumeFile) ProtoReflect() protoreflect.Message {
-	mi := &file_guest_v1_guest_proto_msgTypes[27]
+	mi := &file_guest_v1_guest_proto_msgTypes[31]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -1701,7 +1853,7 @@ func (x *VolumeFile) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use VolumeFile.ProtoReflect.Descriptor instead.
 func (*VolumeFile) Descriptor() ([]byte, []int) {
-	return file_guest_v1_guest_proto_rawDescGZIP(), []int{27}
+	return file_guest_v1_guest_proto_rawDescGZIP(), []int{31}
 }
 
 func (x *VolumeFile) GetPath() string {
@@ -1745,7 +1897,7 @@ type Mount struct {
 
 func (x *Mount) Reset() {
 	*x = Mount{}
-	mi := &file_guest_v1_guest_proto_msgTypes[28]
+	mi := &file_guest_v1_guest_proto_msgTypes[32]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -1757,7 +1909,7 @@ func (x *Mount) String() string {
 func (*Mount) ProtoMessage() {}
 
 func (x *Mount) ProtoReflect() protoreflect.Message {
-	mi := &file_guest_v1_guest_proto_msgTypes[28]
+	mi := &file_guest_v1_guest_proto_msgTypes[32]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -1770,7 +1922,7 @@ func (x *Mount) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use Mount.ProtoReflect.Descriptor instead.
 func (*Mount) Descriptor() ([]byte, []int) {
-	return file_guest_v1_guest_proto_rawDescGZIP(), []int{28}
+	return file_guest_v1_guest_proto_rawDescGZIP(), []int{32}
 }
 
 func (x *Mount) GetVolume() string {
@@ -1818,7 +1970,7 @@ type PutVolumeRequest struct {
 
 func (x *PutVolumeRequest) Reset() {
 	*x = PutVolumeRequest{}
-	mi := &file_guest_v1_guest_proto_msgTypes[29]
+	mi := &file_guest_v1_guest_proto_msgTypes[33]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -1830,7 +1982,7 @@ func (x *PutVolumeRequest) String() string {
 func (*PutVolumeRequest) ProtoMessage() {}
 
 func (x *PutVolumeRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_guest_v1_guest_proto_msgTypes[29]
+	mi := &file_guest_v1_guest_proto_msgTypes[33]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -1843,7 +1995,7 @@ func (x *PutVolumeRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use PutVolumeRequest.ProtoReflect.Descriptor instead.
 func (*PutVolumeRequest) Descriptor() ([]byte, []int) {
-	return file_guest_v1_guest_proto_rawDescGZIP(), []int{29}
+	return file_guest_v1_guest_proto_rawDescGZIP(), []int{33}
 }
 
 func (x *PutVolumeRequest) GetVolume() *Volume {
@@ -1868,7 +2020,7 @@ type PutVolumeReply struct {
 
 func (x *PutVolumeReply) Reset() {
 	*x = PutVolumeReply{}
-	mi := &file_guest_v1_guest_proto_msgTypes[30]
+	mi := &file_guest_v1_guest_proto_msgTypes[34]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -1880,7 +2032,7 @@ func (x *PutVolumeReply) String() string {
 func (*PutVolumeReply) ProtoMessage() {}
 
 func (x *PutVolumeReply) ProtoReflect() protoreflect.Message {
-	mi := &file_guest_v1_guest_proto_msgTypes[30]
+	mi := &file_guest_v1_guest_proto_msgTypes[34]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -1893,7 +2045,7 @@ func (x *PutVolumeReply) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use PutVolumeReply.ProtoReflect.Descriptor instead.
 func (*PutVolumeReply) Descriptor() ([]byte, []int) {
-	return file_guest_v1_guest_proto_rawDescGZIP(), []int{30}
+	return file_guest_v1_guest_proto_rawDescGZIP(), []int{34}
 }
 
 type AttachVolumeRequest struct {
@@ -1906,7 +2058,7 @@ type AttachVolumeRequest struct {
 
 func (x *AttachVolumeRequest) Reset() {
 	*x = AttachVolumeRequest{}
-	mi := &file_guest_v1_guest_proto_msgTypes[31]
+	mi := &file_guest_v1_guest_proto_msgTypes[35]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -1918,7 +2070,7 @@ func (x *AttachVolumeRequest) String() string {
 func (*AttachVolumeRequest) ProtoMessage() {}
 
 func (x *AttachVolumeRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_guest_v1_guest_proto_msgTypes[31]
+	mi := &file_guest_v1_guest_proto_msgTypes[35]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -1931,7 +2083,7 @@ func (x *AttachVolumeRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use AttachVolumeRequest.ProtoReflect.Descriptor instead.
 func (*AttachVolumeRequest) Descriptor() ([]byte, []int) {
-	return file_guest_v1_guest_proto_rawDescGZIP(), []int{31}
+	return file_guest_v1_guest_proto_rawDescGZIP(), []int{35}
 }
 
 func (x *AttachVolumeRequest) GetVolume() *Volume {
@@ -1956,7 +2108,7 @@ type AttachVolumeReply struct {
 
 func (x *AttachVolumeReply) Reset() {
 	*x = AttachVolumeReply{}
-	mi := &file_guest_v1_guest_proto_msgTypes[32]
+	mi := &file_guest_v1_guest_proto_msgTypes[36]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -1968,7 +2120,7 @@ func (x *AttachVolumeReply) String() string {
 func (*AttachVolumeReply) ProtoMessage() {}
 
 func (x *AttachVolumeReply) ProtoReflect() protoreflect.Message {
-	mi := &file_guest_v1_guest_proto_msgTypes[32]
+	mi := &file_guest_v1_guest_proto_msgTypes[36]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -1981,7 +2133,7 @@ func (x *AttachVolumeReply) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use AttachVolumeReply.ProtoReflect.Descriptor instead.
 func (*AttachVolumeReply) Descriptor() ([]byte, []int) {
-	return file_guest_v1_guest_proto_rawDescGZIP(), []int{32}
+	return file_guest_v1_guest_proto_rawDescGZIP(), []int{36}
 }
 
 type DetachVolumeRequest struct {
@@ -1994,7 +2146,7 @@ type DetachVolumeRequest struct {
 
 func (x *DetachVolumeRequest) Reset() {
 	*x = DetachVolumeRequest{}
-	mi := &file_guest_v1_guest_proto_msgTypes[33]
+	mi := &file_guest_v1_guest_proto_msgTypes[37]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -2006,7 +2158,7 @@ func (x *DetachVolumeRequest) String() string {
 func (*DetachVolumeRequest) ProtoMessage() {}
 
 func (x *DetachVolumeRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_guest_v1_guest_proto_msgTypes[33]
+	mi := &file_guest_v1_guest_proto_msgTypes[37]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -2019,7 +2171,7 @@ func (x *DetachVolumeRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use DetachVolumeRequest.ProtoReflect.Descriptor instead.
 func (*DetachVolumeRequest) Descriptor() ([]byte, []int) {
-	return file_guest_v1_guest_proto_rawDescGZIP(), []int{33}
+	return file_guest_v1_guest_proto_rawDescGZIP(), []int{37}
 }
 
 func (x *DetachVolumeRequest) GetName() string {
@@ -2044,7 +2196,7 @@ type DetachVolumeReply struct {
 
 func (x *DetachVolumeReply) Reset() {
 	*x = DetachVolumeReply{}
-	mi := &file_guest_v1_guest_proto_msgTypes[34]
+	mi := &file_guest_v1_guest_proto_msgTypes[38]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -2056,7 +2208,7 @@ func (x *DetachVolumeReply) String() string {
 func (*DetachVolumeReply) ProtoMessage() {}
 
 func (x *DetachVolumeReply) ProtoReflect() protoreflect.Message {
-	mi := &file_guest_v1_guest_proto_msgTypes[34]
+	mi := &file_guest_v1_guest_proto_msgTypes[38]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -2069,7 +2221,7 @@ func (x *DetachVolumeReply) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use DetachVolumeReply.ProtoReflect.Descriptor instead.
 func (*DetachVolumeReply) Descriptor() ([]byte, []int) {
-	return file_guest_v1_guest_proto_rawDescGZIP(), []int{34}
+	return file_guest_v1_guest_proto_rawDescGZIP(), []int{38}
 }
 
 type GrowVolumeRequest struct {
@@ -2083,7 +2235,7 @@ type GrowVolumeRequest struct {
 
 func (x *GrowVolumeRequest) Reset() {
 	*x = GrowVolumeRequest{}
-	mi := &file_guest_v1_guest_proto_msgTypes[35]
+	mi := &file_guest_v1_guest_proto_msgTypes[39]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -2095,7 +2247,7 @@ func (x *GrowVolumeRequest) String() string {
 func (*GrowVolumeRequest) ProtoMessage() {}
 
 func (x *GrowVolumeRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_guest_v1_guest_proto_msgTypes[35]
+	mi := &file_guest_v1_guest_proto_msgTypes[39]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -2108,7 +2260,7 @@ func (x *GrowVolumeRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use GrowVolumeRequest.ProtoReflect.Descriptor instead.
 func (*GrowVolumeRequest) Descriptor() ([]byte, []int) {
-	return file_guest_v1_guest_proto_rawDescGZIP(), []int{35}
+	return file_guest_v1_guest_proto_rawDescGZIP(), []int{39}
 }
 
 func (x *GrowVolumeRequest) GetName() string {
@@ -2140,7 +2292,7 @@ type GrowVolumeReply struct {
 
 func (x *GrowVolumeReply) Reset() {
 	*x = GrowVolumeReply{}
-	mi := &file_guest_v1_guest_proto_msgTypes[36]
+	mi := &file_guest_v1_guest_proto_msgTypes[40]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -2152,7 +2304,7 @@ func (x *GrowVolumeReply) String() string {
 func (*GrowVolumeReply) ProtoMessage() {}
 
 func (x *GrowVolumeReply) ProtoReflect() protoreflect.Message {
-	mi := &file_guest_v1_guest_proto_msgTypes[36]
+	mi := &file_guest_v1_guest_proto_msgTypes[40]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -2165,7 +2317,7 @@ func (x *GrowVolumeReply) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use GrowVolumeReply.ProtoReflect.Descriptor instead.
 func (*GrowVolumeReply) Descriptor() ([]byte, []int) {
-	return file_guest_v1_guest_proto_rawDescGZIP(), []int{36}
+	return file_guest_v1_guest_proto_rawDescGZIP(), []int{40}
 }
 
 type NIC struct {
@@ -2184,7 +2336,7 @@ type NIC struct {
 
 func (x *NIC) Reset() {
 	*x = NIC{}
-	mi := &file_guest_v1_guest_proto_msgTypes[37]
+	mi := &file_guest_v1_guest_proto_msgTypes[41]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -2196,7 +2348,7 @@ func (x *NIC) String() string {
 func (*NIC) ProtoMessage() {}
 
 func (x *NIC) ProtoReflect() protoreflect.Message {
-	mi := &file_guest_v1_guest_proto_msgTypes[37]
+	mi := &file_guest_v1_guest_proto_msgTypes[41]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -2209,7 +2361,7 @@ func (x *NIC) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use NIC.ProtoReflect.Descriptor instead.
 func (*NIC) Descriptor() ([]byte, []int) {
-	return file_guest_v1_guest_proto_rawDescGZIP(), []int{37}
+	return file_guest_v1_guest_proto_rawDescGZIP(), []int{41}
 }
 
 func (x *NIC) GetMac() string {
@@ -2278,7 +2430,7 @@ type Route struct {
 
 func (x *Route) Reset() {
 	*x = Route{}
-	mi := &file_guest_v1_guest_proto_msgTypes[38]
+	mi := &file_guest_v1_guest_proto_msgTypes[42]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -2290,7 +2442,7 @@ func (x *Route) String() string {
 func (*Route) ProtoMessage() {}
 
 func (x *Route) ProtoReflect() protoreflect.Message {
-	mi := &file_guest_v1_guest_proto_msgTypes[38]
+	mi := &file_guest_v1_guest_proto_msgTypes[42]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -2303,7 +2455,7 @@ func (x *Route) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use Route.ProtoReflect.Descriptor instead.
 func (*Route) Descriptor() ([]byte, []int) {
-	return file_guest_v1_guest_proto_rawDescGZIP(), []int{38}
+	return file_guest_v1_guest_proto_rawDescGZIP(), []int{42}
 }
 
 func (x *Route) GetTo() string {
@@ -2339,7 +2491,7 @@ type Process struct {
 
 func (x *Process) Reset() {
 	*x = Process{}
-	mi := &file_guest_v1_guest_proto_msgTypes[39]
+	mi := &file_guest_v1_guest_proto_msgTypes[43]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -2351,7 +2503,7 @@ func (x *Process) String() string {
 func (*Process) ProtoMessage() {}
 
 func (x *Process) ProtoReflect() protoreflect.Message {
-	mi := &file_guest_v1_guest_proto_msgTypes[39]
+	mi := &file_guest_v1_guest_proto_msgTypes[43]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -2364,7 +2516,7 @@ func (x *Process) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use Process.ProtoReflect.Descriptor instead.
 func (*Process) Descriptor() ([]byte, []int) {
-	return file_guest_v1_guest_proto_rawDescGZIP(), []int{39}
+	return file_guest_v1_guest_proto_rawDescGZIP(), []int{43}
 }
 
 func (x *Process) GetArgs() []string {
@@ -2461,7 +2613,7 @@ type FileKey struct {
 
 func (x *FileKey) Reset() {
 	*x = FileKey{}
-	mi := &file_guest_v1_guest_proto_msgTypes[40]
+	mi := &file_guest_v1_guest_proto_msgTypes[44]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -2473,7 +2625,7 @@ func (x *FileKey) String() string {
 func (*FileKey) ProtoMessage() {}
 
 func (x *FileKey) ProtoReflect() protoreflect.Message {
-	mi := &file_guest_v1_guest_proto_msgTypes[40]
+	mi := &file_guest_v1_guest_proto_msgTypes[44]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -2486,7 +2638,7 @@ func (x *FileKey) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use FileKey.ProtoReflect.Descriptor instead.
 func (*FileKey) Descriptor() ([]byte, []int) {
-	return file_guest_v1_guest_proto_rawDescGZIP(), []int{40}
+	return file_guest_v1_guest_proto_rawDescGZIP(), []int{44}
 }
 
 func (x *FileKey) GetName() string {
@@ -2547,7 +2699,7 @@ type Security struct {
 
 func (x *Security) Reset() {
 	*x = Security{}
-	mi := &file_guest_v1_guest_proto_msgTypes[41]
+	mi := &file_guest_v1_guest_proto_msgTypes[45]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -2559,7 +2711,7 @@ func (x *Security) String() string {
 func (*Security) ProtoMessage() {}
 
 func (x *Security) ProtoReflect() protoreflect.Message {
-	mi := &file_guest_v1_guest_proto_msgTypes[41]
+	mi := &file_guest_v1_guest_proto_msgTypes[45]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -2572,7 +2724,7 @@ func (x *Security) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use Security.ProtoReflect.Descriptor instead.
 func (*Security) Descriptor() ([]byte, []int) {
-	return file_guest_v1_guest_proto_rawDescGZIP(), []int{41}
+	return file_guest_v1_guest_proto_rawDescGZIP(), []int{45}
 }
 
 func (x *Security) GetCapabilities() []string {
@@ -2634,7 +2786,7 @@ type Sysctl struct {
 
 func (x *Sysctl) Reset() {
 	*x = Sysctl{}
-	mi := &file_guest_v1_guest_proto_msgTypes[42]
+	mi := &file_guest_v1_guest_proto_msgTypes[46]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -2646,7 +2798,7 @@ func (x *Sysctl) String() string {
 func (*Sysctl) ProtoMessage() {}
 
 func (x *Sysctl) ProtoReflect() protoreflect.Message {
-	mi := &file_guest_v1_guest_proto_msgTypes[42]
+	mi := &file_guest_v1_guest_proto_msgTypes[46]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -2659,7 +2811,7 @@ func (x *Sysctl) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use Sysctl.ProtoReflect.Descriptor instead.
 func (*Sysctl) Descriptor() ([]byte, []int) {
-	return file_guest_v1_guest_proto_rawDescGZIP(), []int{42}
+	return file_guest_v1_guest_proto_rawDescGZIP(), []int{46}
 }
 
 func (x *Sysctl) GetName() string {
@@ -2686,7 +2838,7 @@ type EnvVar struct {
 
 func (x *EnvVar) Reset() {
 	*x = EnvVar{}
-	mi := &file_guest_v1_guest_proto_msgTypes[43]
+	mi := &file_guest_v1_guest_proto_msgTypes[47]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -2698,7 +2850,7 @@ func (x *EnvVar) String() string {
 func (*EnvVar) ProtoMessage() {}
 
 func (x *EnvVar) ProtoReflect() protoreflect.Message {
-	mi := &file_guest_v1_guest_proto_msgTypes[43]
+	mi := &file_guest_v1_guest_proto_msgTypes[47]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -2711,7 +2863,7 @@ func (x *EnvVar) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use EnvVar.ProtoReflect.Descriptor instead.
 func (*EnvVar) Descriptor() ([]byte, []int) {
-	return file_guest_v1_guest_proto_rawDescGZIP(), []int{43}
+	return file_guest_v1_guest_proto_rawDescGZIP(), []int{47}
 }
 
 func (x *EnvVar) GetName() string {
@@ -2738,7 +2890,7 @@ type WindowSize struct {
 
 func (x *WindowSize) Reset() {
 	*x = WindowSize{}
-	mi := &file_guest_v1_guest_proto_msgTypes[44]
+	mi := &file_guest_v1_guest_proto_msgTypes[48]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -2750,7 +2902,7 @@ func (x *WindowSize) String() string {
 func (*WindowSize) ProtoMessage() {}
 
 func (x *WindowSize) ProtoReflect() protoreflect.Message {
-	mi := &file_guest_v1_guest_proto_msgTypes[44]
+	mi := &file_guest_v1_guest_proto_msgTypes[48]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -2763,7 +2915,7 @@ func (x *WindowSize) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use WindowSize.ProtoReflect.Descriptor instead.
 func (*WindowSize) Descriptor() ([]byte, []int) {
-	return file_guest_v1_guest_proto_rawDescGZIP(), []int{44}
+	return file_guest_v1_guest_proto_rawDescGZIP(), []int{48}
 }
 
 func (x *WindowSize) GetRows() uint32 {
@@ -2797,7 +2949,7 @@ type ExecStart struct {
 
 func (x *ExecStart) Reset() {
 	*x = ExecStart{}
-	mi := &file_guest_v1_guest_proto_msgTypes[45]
+	mi := &file_guest_v1_guest_proto_msgTypes[49]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -2809,7 +2961,7 @@ func (x *ExecStart) String() string {
 func (*ExecStart) ProtoMessage() {}
 
 func (x *ExecStart) ProtoReflect() protoreflect.Message {
-	mi := &file_guest_v1_guest_proto_msgTypes[45]
+	mi := &file_guest_v1_guest_proto_msgTypes[49]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -2822,7 +2974,7 @@ func (x *ExecStart) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use ExecStart.ProtoReflect.Descriptor instead.
 func (*ExecStart) Descriptor() ([]byte, []int) {
-	return file_guest_v1_guest_proto_rawDescGZIP(), []int{45}
+	return file_guest_v1_guest_proto_rawDescGZIP(), []int{49}
 }
 
 func (x *ExecStart) GetCommand() []string {
@@ -2904,7 +3056,7 @@ type ExecInput struct {
 
 func (x *ExecInput) Reset() {
 	*x = ExecInput{}
-	mi := &file_guest_v1_guest_proto_msgTypes[46]
+	mi := &file_guest_v1_guest_proto_msgTypes[50]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -2916,7 +3068,7 @@ func (x *ExecInput) String() string {
 func (*ExecInput) ProtoMessage() {}
 
 func (x *ExecInput) ProtoReflect() protoreflect.Message {
-	mi := &file_guest_v1_guest_proto_msgTypes[46]
+	mi := &file_guest_v1_guest_proto_msgTypes[50]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -2929,7 +3081,7 @@ func (x *ExecInput) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use ExecInput.ProtoReflect.Descriptor instead.
 func (*ExecInput) Descriptor() ([]byte, []int) {
-	return file_guest_v1_guest_proto_rawDescGZIP(), []int{46}
+	return file_guest_v1_guest_proto_rawDescGZIP(), []int{50}
 }
 
 func (x *ExecInput) GetInput() isExecInput_Input {
@@ -3033,7 +3185,7 @@ type ExecOutput struct {
 
 func (x *ExecOutput) Reset() {
 	*x = ExecOutput{}
-	mi := &file_guest_v1_guest_proto_msgTypes[47]
+	mi := &file_guest_v1_guest_proto_msgTypes[51]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -3045,7 +3197,7 @@ func (x *ExecOutput) String() string {
 func (*ExecOutput) ProtoMessage() {}
 
 func (x *ExecOutput) ProtoReflect() protoreflect.Message {
-	mi := &file_guest_v1_guest_proto_msgTypes[47]
+	mi := &file_guest_v1_guest_proto_msgTypes[51]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -3058,7 +3210,7 @@ func (x *ExecOutput) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use ExecOutput.ProtoReflect.Descriptor instead.
 func (*ExecOutput) Descriptor() ([]byte, []int) {
-	return file_guest_v1_guest_proto_rawDescGZIP(), []int{47}
+	return file_guest_v1_guest_proto_rawDescGZIP(), []int{51}
 }
 
 func (x *ExecOutput) GetOutput() isExecOutput_Output {
@@ -3145,7 +3297,7 @@ type LogsRequest struct {
 
 func (x *LogsRequest) Reset() {
 	*x = LogsRequest{}
-	mi := &file_guest_v1_guest_proto_msgTypes[48]
+	mi := &file_guest_v1_guest_proto_msgTypes[52]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -3157,7 +3309,7 @@ func (x *LogsRequest) String() string {
 func (*LogsRequest) ProtoMessage() {}
 
 func (x *LogsRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_guest_v1_guest_proto_msgTypes[48]
+	mi := &file_guest_v1_guest_proto_msgTypes[52]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -3170,7 +3322,7 @@ func (x *LogsRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use LogsRequest.ProtoReflect.Descriptor instead.
 func (*LogsRequest) Descriptor() ([]byte, []int) {
-	return file_guest_v1_guest_proto_rawDescGZIP(), []int{48}
+	return file_guest_v1_guest_proto_rawDescGZIP(), []int{52}
 }
 
 func (x *LogsRequest) GetAfter() uint64 {
@@ -3207,7 +3359,7 @@ type LogEntry struct {
 
 func (x *LogEntry) Reset() {
 	*x = LogEntry{}
-	mi := &file_guest_v1_guest_proto_msgTypes[49]
+	mi := &file_guest_v1_guest_proto_msgTypes[53]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -3219,7 +3371,7 @@ func (x *LogEntry) String() string {
 func (*LogEntry) ProtoMessage() {}
 
 func (x *LogEntry) ProtoReflect() protoreflect.Message {
-	mi := &file_guest_v1_guest_proto_msgTypes[49]
+	mi := &file_guest_v1_guest_proto_msgTypes[53]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -3232,7 +3384,7 @@ func (x *LogEntry) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use LogEntry.ProtoReflect.Descriptor instead.
 func (*LogEntry) Descriptor() ([]byte, []int) {
-	return file_guest_v1_guest_proto_rawDescGZIP(), []int{49}
+	return file_guest_v1_guest_proto_rawDescGZIP(), []int{53}
 }
 
 func (x *LogEntry) GetSeq() uint64 {
@@ -3278,7 +3430,7 @@ type WaitRequest struct {
 
 func (x *WaitRequest) Reset() {
 	*x = WaitRequest{}
-	mi := &file_guest_v1_guest_proto_msgTypes[50]
+	mi := &file_guest_v1_guest_proto_msgTypes[54]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -3290,7 +3442,7 @@ func (x *WaitRequest) String() string {
 func (*WaitRequest) ProtoMessage() {}
 
 func (x *WaitRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_guest_v1_guest_proto_msgTypes[50]
+	mi := &file_guest_v1_guest_proto_msgTypes[54]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -3303,7 +3455,7 @@ func (x *WaitRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use WaitRequest.ProtoReflect.Descriptor instead.
 func (*WaitRequest) Descriptor() ([]byte, []int) {
-	return file_guest_v1_guest_proto_rawDescGZIP(), []int{50}
+	return file_guest_v1_guest_proto_rawDescGZIP(), []int{54}
 }
 
 type WaitReply struct {
@@ -3317,7 +3469,7 @@ type WaitReply struct {
 
 func (x *WaitReply) Reset() {
 	*x = WaitReply{}
-	mi := &file_guest_v1_guest_proto_msgTypes[51]
+	mi := &file_guest_v1_guest_proto_msgTypes[55]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -3329,7 +3481,7 @@ func (x *WaitReply) String() string {
 func (*WaitReply) ProtoMessage() {}
 
 func (x *WaitReply) ProtoReflect() protoreflect.Message {
-	mi := &file_guest_v1_guest_proto_msgTypes[51]
+	mi := &file_guest_v1_guest_proto_msgTypes[55]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -3342,7 +3494,7 @@ func (x *WaitReply) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use WaitReply.ProtoReflect.Descriptor instead.
 func (*WaitReply) Descriptor() ([]byte, []int) {
-	return file_guest_v1_guest_proto_rawDescGZIP(), []int{51}
+	return file_guest_v1_guest_proto_rawDescGZIP(), []int{55}
 }
 
 func (x *WaitReply) GetCode() int32 {
@@ -3374,7 +3526,7 @@ type AckExitRequest struct {
 
 func (x *AckExitRequest) Reset() {
 	*x = AckExitRequest{}
-	mi := &file_guest_v1_guest_proto_msgTypes[52]
+	mi := &file_guest_v1_guest_proto_msgTypes[56]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -3386,7 +3538,7 @@ func (x *AckExitRequest) String() string {
 func (*AckExitRequest) ProtoMessage() {}
 
 func (x *AckExitRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_guest_v1_guest_proto_msgTypes[52]
+	mi := &file_guest_v1_guest_proto_msgTypes[56]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -3399,7 +3551,7 @@ func (x *AckExitRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use AckExitRequest.ProtoReflect.Descriptor instead.
 func (*AckExitRequest) Descriptor() ([]byte, []int) {
-	return file_guest_v1_guest_proto_rawDescGZIP(), []int{52}
+	return file_guest_v1_guest_proto_rawDescGZIP(), []int{56}
 }
 
 type AckExitReply struct {
@@ -3410,7 +3562,7 @@ type AckExitReply struct {
 
 func (x *AckExitReply) Reset() {
 	*x = AckExitReply{}
-	mi := &file_guest_v1_guest_proto_msgTypes[53]
+	mi := &file_guest_v1_guest_proto_msgTypes[57]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -3422,7 +3574,7 @@ func (x *AckExitReply) String() string {
 func (*AckExitReply) ProtoMessage() {}
 
 func (x *AckExitReply) ProtoReflect() protoreflect.Message {
-	mi := &file_guest_v1_guest_proto_msgTypes[53]
+	mi := &file_guest_v1_guest_proto_msgTypes[57]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -3435,7 +3587,7 @@ func (x *AckExitReply) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use AckExitReply.ProtoReflect.Descriptor instead.
 func (*AckExitReply) Descriptor() ([]byte, []int) {
-	return file_guest_v1_guest_proto_rawDescGZIP(), []int{53}
+	return file_guest_v1_guest_proto_rawDescGZIP(), []int{57}
 }
 
 type PoweroffRequest struct {
@@ -3447,7 +3599,7 @@ type PoweroffRequest struct {
 
 func (x *PoweroffRequest) Reset() {
 	*x = PoweroffRequest{}
-	mi := &file_guest_v1_guest_proto_msgTypes[54]
+	mi := &file_guest_v1_guest_proto_msgTypes[58]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -3459,7 +3611,7 @@ func (x *PoweroffRequest) String() string {
 func (*PoweroffRequest) ProtoMessage() {}
 
 func (x *PoweroffRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_guest_v1_guest_proto_msgTypes[54]
+	mi := &file_guest_v1_guest_proto_msgTypes[58]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -3472,7 +3624,7 @@ func (x *PoweroffRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use PoweroffRequest.ProtoReflect.Descriptor instead.
 func (*PoweroffRequest) Descriptor() ([]byte, []int) {
-	return file_guest_v1_guest_proto_rawDescGZIP(), []int{54}
+	return file_guest_v1_guest_proto_rawDescGZIP(), []int{58}
 }
 
 func (x *PoweroffRequest) GetGraceMs() int64 {
@@ -3490,7 +3642,7 @@ type PoweroffReply struct {
 
 func (x *PoweroffReply) Reset() {
 	*x = PoweroffReply{}
-	mi := &file_guest_v1_guest_proto_msgTypes[55]
+	mi := &file_guest_v1_guest_proto_msgTypes[59]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -3502,7 +3654,7 @@ func (x *PoweroffReply) String() string {
 func (*PoweroffReply) ProtoMessage() {}
 
 func (x *PoweroffReply) ProtoReflect() protoreflect.Message {
-	mi := &file_guest_v1_guest_proto_msgTypes[55]
+	mi := &file_guest_v1_guest_proto_msgTypes[59]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -3515,7 +3667,7 @@ func (x *PoweroffReply) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use PoweroffReply.ProtoReflect.Descriptor instead.
 func (*PoweroffReply) Descriptor() ([]byte, []int) {
-	return file_guest_v1_guest_proto_rawDescGZIP(), []int{55}
+	return file_guest_v1_guest_proto_rawDescGZIP(), []int{59}
 }
 
 type StatsRequest struct {
@@ -3526,7 +3678,7 @@ type StatsRequest struct {
 
 func (x *StatsRequest) Reset() {
 	*x = StatsRequest{}
-	mi := &file_guest_v1_guest_proto_msgTypes[56]
+	mi := &file_guest_v1_guest_proto_msgTypes[60]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -3538,7 +3690,7 @@ func (x *StatsRequest) String() string {
 func (*StatsRequest) ProtoMessage() {}
 
 func (x *StatsRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_guest_v1_guest_proto_msgTypes[56]
+	mi := &file_guest_v1_guest_proto_msgTypes[60]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -3551,7 +3703,7 @@ func (x *StatsRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use StatsRequest.ProtoReflect.Descriptor instead.
 func (*StatsRequest) Descriptor() ([]byte, []int) {
-	return file_guest_v1_guest_proto_rawDescGZIP(), []int{56}
+	return file_guest_v1_guest_proto_rawDescGZIP(), []int{60}
 }
 
 type StatsReply struct {
@@ -3573,7 +3725,7 @@ type StatsReply struct {
 
 func (x *StatsReply) Reset() {
 	*x = StatsReply{}
-	mi := &file_guest_v1_guest_proto_msgTypes[57]
+	mi := &file_guest_v1_guest_proto_msgTypes[61]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -3585,7 +3737,7 @@ func (x *StatsReply) String() string {
 func (*StatsReply) ProtoMessage() {}
 
 func (x *StatsReply) ProtoReflect() protoreflect.Message {
-	mi := &file_guest_v1_guest_proto_msgTypes[57]
+	mi := &file_guest_v1_guest_proto_msgTypes[61]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -3598,7 +3750,7 @@ func (x *StatsReply) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use StatsReply.ProtoReflect.Descriptor instead.
 func (*StatsReply) Descriptor() ([]byte, []int) {
-	return file_guest_v1_guest_proto_rawDescGZIP(), []int{57}
+	return file_guest_v1_guest_proto_rawDescGZIP(), []int{61}
 }
 
 func (x *StatsReply) GetCpuSeconds() float64 {
@@ -3693,7 +3845,7 @@ type VolumeStats struct {
 
 func (x *VolumeStats) Reset() {
 	*x = VolumeStats{}
-	mi := &file_guest_v1_guest_proto_msgTypes[58]
+	mi := &file_guest_v1_guest_proto_msgTypes[62]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -3705,7 +3857,7 @@ func (x *VolumeStats) String() string {
 func (*VolumeStats) ProtoMessage() {}
 
 func (x *VolumeStats) ProtoReflect() protoreflect.Message {
-	mi := &file_guest_v1_guest_proto_msgTypes[58]
+	mi := &file_guest_v1_guest_proto_msgTypes[62]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -3718,7 +3870,7 @@ func (x *VolumeStats) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use VolumeStats.ProtoReflect.Descriptor instead.
 func (*VolumeStats) Descriptor() ([]byte, []int) {
-	return file_guest_v1_guest_proto_rawDescGZIP(), []int{58}
+	return file_guest_v1_guest_proto_rawDescGZIP(), []int{62}
 }
 
 func (x *VolumeStats) GetName() string {
@@ -3775,7 +3927,7 @@ type ContainerStats struct {
 
 func (x *ContainerStats) Reset() {
 	*x = ContainerStats{}
-	mi := &file_guest_v1_guest_proto_msgTypes[59]
+	mi := &file_guest_v1_guest_proto_msgTypes[63]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -3787,7 +3939,7 @@ func (x *ContainerStats) String() string {
 func (*ContainerStats) ProtoMessage() {}
 
 func (x *ContainerStats) ProtoReflect() protoreflect.Message {
-	mi := &file_guest_v1_guest_proto_msgTypes[59]
+	mi := &file_guest_v1_guest_proto_msgTypes[63]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -3800,7 +3952,7 @@ func (x *ContainerStats) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use ContainerStats.ProtoReflect.Descriptor instead.
 func (*ContainerStats) Descriptor() ([]byte, []int) {
-	return file_guest_v1_guest_proto_rawDescGZIP(), []int{59}
+	return file_guest_v1_guest_proto_rawDescGZIP(), []int{63}
 }
 
 func (x *ContainerStats) GetName() string {
@@ -3840,7 +3992,7 @@ type ResumedRequest struct {
 
 func (x *ResumedRequest) Reset() {
 	*x = ResumedRequest{}
-	mi := &file_guest_v1_guest_proto_msgTypes[60]
+	mi := &file_guest_v1_guest_proto_msgTypes[64]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -3852,7 +4004,7 @@ func (x *ResumedRequest) String() string {
 func (*ResumedRequest) ProtoMessage() {}
 
 func (x *ResumedRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_guest_v1_guest_proto_msgTypes[60]
+	mi := &file_guest_v1_guest_proto_msgTypes[64]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -3865,7 +4017,7 @@ func (x *ResumedRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use ResumedRequest.ProtoReflect.Descriptor instead.
 func (*ResumedRequest) Descriptor() ([]byte, []int) {
-	return file_guest_v1_guest_proto_rawDescGZIP(), []int{60}
+	return file_guest_v1_guest_proto_rawDescGZIP(), []int{64}
 }
 
 func (x *ResumedRequest) GetNowUnixNano() int64 {
@@ -3935,7 +4087,7 @@ type CloneIdentity struct {
 
 func (x *CloneIdentity) Reset() {
 	*x = CloneIdentity{}
-	mi := &file_guest_v1_guest_proto_msgTypes[61]
+	mi := &file_guest_v1_guest_proto_msgTypes[65]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -3947,7 +4099,7 @@ func (x *CloneIdentity) String() string {
 func (*CloneIdentity) ProtoMessage() {}
 
 func (x *CloneIdentity) ProtoReflect() protoreflect.Message {
-	mi := &file_guest_v1_guest_proto_msgTypes[61]
+	mi := &file_guest_v1_guest_proto_msgTypes[65]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -3960,7 +4112,7 @@ func (x *CloneIdentity) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use CloneIdentity.ProtoReflect.Descriptor instead.
 func (*CloneIdentity) Descriptor() ([]byte, []int) {
-	return file_guest_v1_guest_proto_rawDescGZIP(), []int{61}
+	return file_guest_v1_guest_proto_rawDescGZIP(), []int{65}
 }
 
 func (x *CloneIdentity) GetMacs() []string {
@@ -3994,7 +4146,7 @@ type ResumedReply struct {
 
 func (x *ResumedReply) Reset() {
 	*x = ResumedReply{}
-	mi := &file_guest_v1_guest_proto_msgTypes[62]
+	mi := &file_guest_v1_guest_proto_msgTypes[66]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -4006,7 +4158,7 @@ func (x *ResumedReply) String() string {
 func (*ResumedReply) ProtoMessage() {}
 
 func (x *ResumedReply) ProtoReflect() protoreflect.Message {
-	mi := &file_guest_v1_guest_proto_msgTypes[62]
+	mi := &file_guest_v1_guest_proto_msgTypes[66]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -4019,7 +4171,7 @@ func (x *ResumedReply) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use ResumedReply.ProtoReflect.Descriptor instead.
 func (*ResumedReply) Descriptor() ([]byte, []int) {
-	return file_guest_v1_guest_proto_rawDescGZIP(), []int{62}
+	return file_guest_v1_guest_proto_rawDescGZIP(), []int{66}
 }
 
 func (x *ResumedReply) GetLogSeq() uint64 {
@@ -4048,7 +4200,7 @@ type LogPlace struct {
 
 func (x *LogPlace) Reset() {
 	*x = LogPlace{}
-	mi := &file_guest_v1_guest_proto_msgTypes[63]
+	mi := &file_guest_v1_guest_proto_msgTypes[67]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -4060,7 +4212,7 @@ func (x *LogPlace) String() string {
 func (*LogPlace) ProtoMessage() {}
 
 func (x *LogPlace) ProtoReflect() protoreflect.Message {
-	mi := &file_guest_v1_guest_proto_msgTypes[63]
+	mi := &file_guest_v1_guest_proto_msgTypes[67]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -4073,7 +4225,7 @@ func (x *LogPlace) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use LogPlace.ProtoReflect.Descriptor instead.
 func (*LogPlace) Descriptor() ([]byte, []int) {
-	return file_guest_v1_guest_proto_rawDescGZIP(), []int{63}
+	return file_guest_v1_guest_proto_rawDescGZIP(), []int{67}
 }
 
 func (x *LogPlace) GetRun() int32 {
@@ -4105,7 +4257,7 @@ type SettleRequest struct {
 
 func (x *SettleRequest) Reset() {
 	*x = SettleRequest{}
-	mi := &file_guest_v1_guest_proto_msgTypes[64]
+	mi := &file_guest_v1_guest_proto_msgTypes[68]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -4117,7 +4269,7 @@ func (x *SettleRequest) String() string {
 func (*SettleRequest) ProtoMessage() {}
 
 func (x *SettleRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_guest_v1_guest_proto_msgTypes[64]
+	mi := &file_guest_v1_guest_proto_msgTypes[68]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -4130,7 +4282,7 @@ func (x *SettleRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use SettleRequest.ProtoReflect.Descriptor instead.
 func (*SettleRequest) Descriptor() ([]byte, []int) {
-	return file_guest_v1_guest_proto_rawDescGZIP(), []int{64}
+	return file_guest_v1_guest_proto_rawDescGZIP(), []int{68}
 }
 
 type SettleReply struct {
@@ -4141,7 +4293,7 @@ type SettleReply struct {
 
 func (x *SettleReply) Reset() {
 	*x = SettleReply{}
-	mi := &file_guest_v1_guest_proto_msgTypes[65]
+	mi := &file_guest_v1_guest_proto_msgTypes[69]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -4153,7 +4305,7 @@ func (x *SettleReply) String() string {
 func (*SettleReply) ProtoMessage() {}
 
 func (x *SettleReply) ProtoReflect() protoreflect.Message {
-	mi := &file_guest_v1_guest_proto_msgTypes[65]
+	mi := &file_guest_v1_guest_proto_msgTypes[69]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -4166,7 +4318,7 @@ func (x *SettleReply) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use SettleReply.ProtoReflect.Descriptor instead.
 func (*SettleReply) Descriptor() ([]byte, []int) {
-	return file_guest_v1_guest_proto_rawDescGZIP(), []int{65}
+	return file_guest_v1_guest_proto_rawDescGZIP(), []int{69}
 }
 
 type SetClockRequest struct {
@@ -4178,7 +4330,7 @@ type SetClockRequest struct {
 
 func (x *SetClockRequest) Reset() {
 	*x = SetClockRequest{}
-	mi := &file_guest_v1_guest_proto_msgTypes[66]
+	mi := &file_guest_v1_guest_proto_msgTypes[70]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -4190,7 +4342,7 @@ func (x *SetClockRequest) String() string {
 func (*SetClockRequest) ProtoMessage() {}
 
 func (x *SetClockRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_guest_v1_guest_proto_msgTypes[66]
+	mi := &file_guest_v1_guest_proto_msgTypes[70]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -4203,7 +4355,7 @@ func (x *SetClockRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use SetClockRequest.ProtoReflect.Descriptor instead.
 func (*SetClockRequest) Descriptor() ([]byte, []int) {
-	return file_guest_v1_guest_proto_rawDescGZIP(), []int{66}
+	return file_guest_v1_guest_proto_rawDescGZIP(), []int{70}
 }
 
 func (x *SetClockRequest) GetNowUnixNano() int64 {
@@ -4221,7 +4373,7 @@ type SetClockReply struct {
 
 func (x *SetClockReply) Reset() {
 	*x = SetClockReply{}
-	mi := &file_guest_v1_guest_proto_msgTypes[67]
+	mi := &file_guest_v1_guest_proto_msgTypes[71]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -4233,7 +4385,7 @@ func (x *SetClockReply) String() string {
 func (*SetClockReply) ProtoMessage() {}
 
 func (x *SetClockReply) ProtoReflect() protoreflect.Message {
-	mi := &file_guest_v1_guest_proto_msgTypes[67]
+	mi := &file_guest_v1_guest_proto_msgTypes[71]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -4246,7 +4398,7 @@ func (x *SetClockReply) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use SetClockReply.ProtoReflect.Descriptor instead.
 func (*SetClockReply) Descriptor() ([]byte, []int) {
-	return file_guest_v1_guest_proto_rawDescGZIP(), []int{67}
+	return file_guest_v1_guest_proto_rawDescGZIP(), []int{71}
 }
 
 type FreezeRequest struct {
@@ -4257,7 +4409,7 @@ type FreezeRequest struct {
 
 func (x *FreezeRequest) Reset() {
 	*x = FreezeRequest{}
-	mi := &file_guest_v1_guest_proto_msgTypes[68]
+	mi := &file_guest_v1_guest_proto_msgTypes[72]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -4269,7 +4421,7 @@ func (x *FreezeRequest) String() string {
 func (*FreezeRequest) ProtoMessage() {}
 
 func (x *FreezeRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_guest_v1_guest_proto_msgTypes[68]
+	mi := &file_guest_v1_guest_proto_msgTypes[72]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -4282,7 +4434,7 @@ func (x *FreezeRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use FreezeRequest.ProtoReflect.Descriptor instead.
 func (*FreezeRequest) Descriptor() ([]byte, []int) {
-	return file_guest_v1_guest_proto_rawDescGZIP(), []int{68}
+	return file_guest_v1_guest_proto_rawDescGZIP(), []int{72}
 }
 
 type FreezeReply struct {
@@ -4294,7 +4446,7 @@ type FreezeReply struct {
 
 func (x *FreezeReply) Reset() {
 	*x = FreezeReply{}
-	mi := &file_guest_v1_guest_proto_msgTypes[69]
+	mi := &file_guest_v1_guest_proto_msgTypes[73]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -4306,7 +4458,7 @@ func (x *FreezeReply) String() string {
 func (*FreezeReply) ProtoMessage() {}
 
 func (x *FreezeReply) ProtoReflect() protoreflect.Message {
-	mi := &file_guest_v1_guest_proto_msgTypes[69]
+	mi := &file_guest_v1_guest_proto_msgTypes[73]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -4319,7 +4471,7 @@ func (x *FreezeReply) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use FreezeReply.ProtoReflect.Descriptor instead.
 func (*FreezeReply) Descriptor() ([]byte, []int) {
-	return file_guest_v1_guest_proto_rawDescGZIP(), []int{69}
+	return file_guest_v1_guest_proto_rawDescGZIP(), []int{73}
 }
 
 func (x *FreezeReply) GetCount() int32 {
@@ -4337,7 +4489,7 @@ type ThawRequest struct {
 
 func (x *ThawRequest) Reset() {
 	*x = ThawRequest{}
-	mi := &file_guest_v1_guest_proto_msgTypes[70]
+	mi := &file_guest_v1_guest_proto_msgTypes[74]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -4349,7 +4501,7 @@ func (x *ThawRequest) String() string {
 func (*ThawRequest) ProtoMessage() {}
 
 func (x *ThawRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_guest_v1_guest_proto_msgTypes[70]
+	mi := &file_guest_v1_guest_proto_msgTypes[74]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -4362,7 +4514,7 @@ func (x *ThawRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use ThawRequest.ProtoReflect.Descriptor instead.
 func (*ThawRequest) Descriptor() ([]byte, []int) {
-	return file_guest_v1_guest_proto_rawDescGZIP(), []int{70}
+	return file_guest_v1_guest_proto_rawDescGZIP(), []int{74}
 }
 
 type ThawReply struct {
@@ -4374,7 +4526,7 @@ type ThawReply struct {
 
 func (x *ThawReply) Reset() {
 	*x = ThawReply{}
-	mi := &file_guest_v1_guest_proto_msgTypes[71]
+	mi := &file_guest_v1_guest_proto_msgTypes[75]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -4386,7 +4538,7 @@ func (x *ThawReply) String() string {
 func (*ThawReply) ProtoMessage() {}
 
 func (x *ThawReply) ProtoReflect() protoreflect.Message {
-	mi := &file_guest_v1_guest_proto_msgTypes[71]
+	mi := &file_guest_v1_guest_proto_msgTypes[75]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -4399,7 +4551,7 @@ func (x *ThawReply) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use ThawReply.ProtoReflect.Descriptor instead.
 func (*ThawReply) Descriptor() ([]byte, []int) {
-	return file_guest_v1_guest_proto_rawDescGZIP(), []int{71}
+	return file_guest_v1_guest_proto_rawDescGZIP(), []int{75}
 }
 
 func (x *ThawReply) GetCount() int32 {
@@ -4502,7 +4654,12 @@ const file_guest_v1_guest_proto_rawDesc = "" +
 	"\x16RemoveContainerRequest\x12\x12\n" +
 	"\x04name\x18\x01 \x01(\tR\x04name\x12\x14\n" +
 	"\x05disks\x18\x02 \x03(\tR\x05disks\"\x16\n" +
-	"\x14RemoveContainerReply\"^\n" +
+	"\x14RemoveContainerReply\"\x18\n" +
+	"\x16PauseContainersRequest\"\x16\n" +
+	"\x14PauseContainersReply\"-\n" +
+	"\x17ResumeContainersRequest\x12\x12\n" +
+	"\x04held\x18\x01 \x03(\tR\x04held\"\x17\n" +
+	"\x15ResumeContainersReply\"^\n" +
 	"\x17ResizeContainersRequest\x12C\n" +
 	"\n" +
 	"containers\x18\x01 \x03(\v2#.cocoon.guest.v1.ContainerResourcesR\n" +
@@ -4728,7 +4885,7 @@ const file_guest_v1_guest_proto_rawDesc = "" +
 	"\x05count\x18\x01 \x01(\x05R\x05count\"\r\n" +
 	"\vThawRequest\"!\n" +
 	"\tThawReply\x12\x14\n" +
-	"\x05count\x18\x01 \x01(\x05R\x05count2\xa5\x10\n" +
+	"\x05count\x18\x01 \x01(\x05R\x05count2\xee\x11\n" +
 	"\x05Guest\x12@\n" +
 	"\x04Info\x12\x1c.cocoon.guest.v1.InfoRequest\x1a\x1a.cocoon.guest.v1.InfoReply\x12O\n" +
 	"\tPutVolume\x12!.cocoon.guest.v1.PutVolumeRequest\x1a\x1f.cocoon.guest.v1.PutVolumeReply\x12C\n" +
@@ -4752,7 +4909,9 @@ const file_guest_v1_guest_proto_rawDesc = "" +
 	"\x10ReleaseContainer\x12(.cocoon.guest.v1.ReleaseContainerRequest\x1a&.cocoon.guest.v1.ReleaseContainerReply\x12X\n" +
 	"\fAddContainer\x12$.cocoon.guest.v1.AddContainerRequest\x1a\".cocoon.guest.v1.AddContainerReply\x12^\n" +
 	"\x0eStartContainer\x12&.cocoon.guest.v1.StartContainerRequest\x1a$.cocoon.guest.v1.StartContainerReply\x12a\n" +
-	"\x0fRemoveContainer\x12'.cocoon.guest.v1.RemoveContainerRequest\x1a%.cocoon.guest.v1.RemoveContainerReply\x12d\n" +
+	"\x0fRemoveContainer\x12'.cocoon.guest.v1.RemoveContainerRequest\x1a%.cocoon.guest.v1.RemoveContainerReply\x12a\n" +
+	"\x0fPauseContainers\x12'.cocoon.guest.v1.PauseContainersRequest\x1a%.cocoon.guest.v1.PauseContainersReply\x12d\n" +
+	"\x10ResumeContainers\x12(.cocoon.guest.v1.ResumeContainersRequest\x1a&.cocoon.guest.v1.ResumeContainersReply\x12d\n" +
 	"\x10ResizeContainers\x12(.cocoon.guest.v1.ResizeContainersRequest\x1a&.cocoon.guest.v1.ResizeContainersReply\x12X\n" +
 	"\fAttachVolume\x12$.cocoon.guest.v1.AttachVolumeRequest\x1a\".cocoon.guest.v1.AttachVolumeReply\x12X\n" +
 	"\fDetachVolume\x12$.cocoon.guest.v1.DetachVolumeRequest\x1a\".cocoon.guest.v1.DetachVolumeReply\x12R\n" +
@@ -4771,7 +4930,7 @@ func file_guest_v1_guest_proto_rawDescGZIP() []byte {
 	return file_guest_v1_guest_proto_rawDescData
 }
 
-var file_guest_v1_guest_proto_msgTypes = make([]protoimpl.MessageInfo, 72)
+var file_guest_v1_guest_proto_msgTypes = make([]protoimpl.MessageInfo, 76)
 var file_guest_v1_guest_proto_goTypes = []any{
 	(*InfoRequest)(nil),             // 0: cocoon.guest.v1.InfoRequest
 	(*InfoReply)(nil),               // 1: cocoon.guest.v1.InfoReply
@@ -4794,148 +4953,156 @@ var file_guest_v1_guest_proto_goTypes = []any{
 	(*StartContainerReply)(nil),     // 18: cocoon.guest.v1.StartContainerReply
 	(*RemoveContainerRequest)(nil),  // 19: cocoon.guest.v1.RemoveContainerRequest
 	(*RemoveContainerReply)(nil),    // 20: cocoon.guest.v1.RemoveContainerReply
-	(*ResizeContainersRequest)(nil), // 21: cocoon.guest.v1.ResizeContainersRequest
-	(*ContainerResources)(nil),      // 22: cocoon.guest.v1.ContainerResources
-	(*ResizeContainersReply)(nil),   // 23: cocoon.guest.v1.ResizeContainersReply
-	(*ContainerExit)(nil),           // 24: cocoon.guest.v1.ContainerExit
-	(*SetupReply)(nil),              // 25: cocoon.guest.v1.SetupReply
-	(*Volume)(nil),                  // 26: cocoon.guest.v1.Volume
-	(*VolumeFile)(nil),              // 27: cocoon.guest.v1.VolumeFile
-	(*Mount)(nil),                   // 28: cocoon.guest.v1.Mount
-	(*PutVolumeRequest)(nil),        // 29: cocoon.guest.v1.PutVolumeRequest
-	(*PutVolumeReply)(nil),          // 30: cocoon.guest.v1.PutVolumeReply
-	(*AttachVolumeRequest)(nil),     // 31: cocoon.guest.v1.AttachVolumeRequest
-	(*AttachVolumeReply)(nil),       // 32: cocoon.guest.v1.AttachVolumeReply
-	(*DetachVolumeRequest)(nil),     // 33: cocoon.guest.v1.DetachVolumeRequest
-	(*DetachVolumeReply)(nil),       // 34: cocoon.guest.v1.DetachVolumeReply
-	(*GrowVolumeRequest)(nil),       // 35: cocoon.guest.v1.GrowVolumeRequest
-	(*GrowVolumeReply)(nil),         // 36: cocoon.guest.v1.GrowVolumeReply
-	(*NIC)(nil),                     // 37: cocoon.guest.v1.NIC
-	(*Route)(nil),                   // 38: cocoon.guest.v1.Route
-	(*Process)(nil),                 // 39: cocoon.guest.v1.Process
-	(*FileKey)(nil),                 // 40: cocoon.guest.v1.FileKey
-	(*Security)(nil),                // 41: cocoon.guest.v1.Security
-	(*Sysctl)(nil),                  // 42: cocoon.guest.v1.Sysctl
-	(*EnvVar)(nil),                  // 43: cocoon.guest.v1.EnvVar
-	(*WindowSize)(nil),              // 44: cocoon.guest.v1.WindowSize
-	(*ExecStart)(nil),               // 45: cocoon.guest.v1.ExecStart
-	(*ExecInput)(nil),               // 46: cocoon.guest.v1.ExecInput
-	(*ExecOutput)(nil),              // 47: cocoon.guest.v1.ExecOutput
-	(*LogsRequest)(nil),             // 48: cocoon.guest.v1.LogsRequest
-	(*LogEntry)(nil),                // 49: cocoon.guest.v1.LogEntry
-	(*WaitRequest)(nil),             // 50: cocoon.guest.v1.WaitRequest
-	(*WaitReply)(nil),               // 51: cocoon.guest.v1.WaitReply
-	(*AckExitRequest)(nil),          // 52: cocoon.guest.v1.AckExitRequest
-	(*AckExitReply)(nil),            // 53: cocoon.guest.v1.AckExitReply
-	(*PoweroffRequest)(nil),         // 54: cocoon.guest.v1.PoweroffRequest
-	(*PoweroffReply)(nil),           // 55: cocoon.guest.v1.PoweroffReply
-	(*StatsRequest)(nil),            // 56: cocoon.guest.v1.StatsRequest
-	(*StatsReply)(nil),              // 57: cocoon.guest.v1.StatsReply
-	(*VolumeStats)(nil),             // 58: cocoon.guest.v1.VolumeStats
-	(*ContainerStats)(nil),          // 59: cocoon.guest.v1.ContainerStats
-	(*ResumedRequest)(nil),          // 60: cocoon.guest.v1.ResumedRequest
-	(*CloneIdentity)(nil),           // 61: cocoon.guest.v1.CloneIdentity
-	(*ResumedReply)(nil),            // 62: cocoon.guest.v1.ResumedReply
-	(*LogPlace)(nil),                // 63: cocoon.guest.v1.LogPlace
-	(*SettleRequest)(nil),           // 64: cocoon.guest.v1.SettleRequest
-	(*SettleReply)(nil),             // 65: cocoon.guest.v1.SettleReply
-	(*SetClockRequest)(nil),         // 66: cocoon.guest.v1.SetClockRequest
-	(*SetClockReply)(nil),           // 67: cocoon.guest.v1.SetClockReply
-	(*FreezeRequest)(nil),           // 68: cocoon.guest.v1.FreezeRequest
-	(*FreezeReply)(nil),             // 69: cocoon.guest.v1.FreezeReply
-	(*ThawRequest)(nil),             // 70: cocoon.guest.v1.ThawRequest
-	(*ThawReply)(nil),               // 71: cocoon.guest.v1.ThawReply
+	(*PauseContainersRequest)(nil),  // 21: cocoon.guest.v1.PauseContainersRequest
+	(*PauseContainersReply)(nil),    // 22: cocoon.guest.v1.PauseContainersReply
+	(*ResumeContainersRequest)(nil), // 23: cocoon.guest.v1.ResumeContainersRequest
+	(*ResumeContainersReply)(nil),   // 24: cocoon.guest.v1.ResumeContainersReply
+	(*ResizeContainersRequest)(nil), // 25: cocoon.guest.v1.ResizeContainersRequest
+	(*ContainerResources)(nil),      // 26: cocoon.guest.v1.ContainerResources
+	(*ResizeContainersReply)(nil),   // 27: cocoon.guest.v1.ResizeContainersReply
+	(*ContainerExit)(nil),           // 28: cocoon.guest.v1.ContainerExit
+	(*SetupReply)(nil),              // 29: cocoon.guest.v1.SetupReply
+	(*Volume)(nil),                  // 30: cocoon.guest.v1.Volume
+	(*VolumeFile)(nil),              // 31: cocoon.guest.v1.VolumeFile
+	(*Mount)(nil),                   // 32: cocoon.guest.v1.Mount
+	(*PutVolumeRequest)(nil),        // 33: cocoon.guest.v1.PutVolumeRequest
+	(*PutVolumeReply)(nil),          // 34: cocoon.guest.v1.PutVolumeReply
+	(*AttachVolumeRequest)(nil),     // 35: cocoon.guest.v1.AttachVolumeRequest
+	(*AttachVolumeReply)(nil),       // 36: cocoon.guest.v1.AttachVolumeReply
+	(*DetachVolumeRequest)(nil),     // 37: cocoon.guest.v1.DetachVolumeRequest
+	(*DetachVolumeReply)(nil),       // 38: cocoon.guest.v1.DetachVolumeReply
+	(*GrowVolumeRequest)(nil),       // 39: cocoon.guest.v1.GrowVolumeRequest
+	(*GrowVolumeReply)(nil),         // 40: cocoon.guest.v1.GrowVolumeReply
+	(*NIC)(nil),                     // 41: cocoon.guest.v1.NIC
+	(*Route)(nil),                   // 42: cocoon.guest.v1.Route
+	(*Process)(nil),                 // 43: cocoon.guest.v1.Process
+	(*FileKey)(nil),                 // 44: cocoon.guest.v1.FileKey
+	(*Security)(nil),                // 45: cocoon.guest.v1.Security
+	(*Sysctl)(nil),                  // 46: cocoon.guest.v1.Sysctl
+	(*EnvVar)(nil),                  // 47: cocoon.guest.v1.EnvVar
+	(*WindowSize)(nil),              // 48: cocoon.guest.v1.WindowSize
+	(*ExecStart)(nil),               // 49: cocoon.guest.v1.ExecStart
+	(*ExecInput)(nil),               // 50: cocoon.guest.v1.ExecInput
+	(*ExecOutput)(nil),              // 51: cocoon.guest.v1.ExecOutput
+	(*LogsRequest)(nil),             // 52: cocoon.guest.v1.LogsRequest
+	(*LogEntry)(nil),                // 53: cocoon.guest.v1.LogEntry
+	(*WaitRequest)(nil),             // 54: cocoon.guest.v1.WaitRequest
+	(*WaitReply)(nil),               // 55: cocoon.guest.v1.WaitReply
+	(*AckExitRequest)(nil),          // 56: cocoon.guest.v1.AckExitRequest
+	(*AckExitReply)(nil),            // 57: cocoon.guest.v1.AckExitReply
+	(*PoweroffRequest)(nil),         // 58: cocoon.guest.v1.PoweroffRequest
+	(*PoweroffReply)(nil),           // 59: cocoon.guest.v1.PoweroffReply
+	(*StatsRequest)(nil),            // 60: cocoon.guest.v1.StatsRequest
+	(*StatsReply)(nil),              // 61: cocoon.guest.v1.StatsReply
+	(*VolumeStats)(nil),             // 62: cocoon.guest.v1.VolumeStats
+	(*ContainerStats)(nil),          // 63: cocoon.guest.v1.ContainerStats
+	(*ResumedRequest)(nil),          // 64: cocoon.guest.v1.ResumedRequest
+	(*CloneIdentity)(nil),           // 65: cocoon.guest.v1.CloneIdentity
+	(*ResumedReply)(nil),            // 66: cocoon.guest.v1.ResumedReply
+	(*LogPlace)(nil),                // 67: cocoon.guest.v1.LogPlace
+	(*SettleRequest)(nil),           // 68: cocoon.guest.v1.SettleRequest
+	(*SettleReply)(nil),             // 69: cocoon.guest.v1.SettleReply
+	(*SetClockRequest)(nil),         // 70: cocoon.guest.v1.SetClockRequest
+	(*SetClockReply)(nil),           // 71: cocoon.guest.v1.SetClockReply
+	(*FreezeRequest)(nil),           // 72: cocoon.guest.v1.FreezeRequest
+	(*FreezeReply)(nil),             // 73: cocoon.guest.v1.FreezeReply
+	(*ThawRequest)(nil),             // 74: cocoon.guest.v1.ThawRequest
+	(*ThawReply)(nil),               // 75: cocoon.guest.v1.ThawReply
 }
 var file_guest_v1_guest_proto_depIdxs = []int32{
-	37, // 0: cocoon.guest.v1.SetupRequest.nics:type_name -> cocoon.guest.v1.NIC
-	39, // 1: cocoon.guest.v1.SetupRequest.process:type_name -> cocoon.guest.v1.Process
-	26, // 2: cocoon.guest.v1.SetupRequest.volumes:type_name -> cocoon.guest.v1.Volume
-	28, // 3: cocoon.guest.v1.SetupRequest.mounts:type_name -> cocoon.guest.v1.Mount
+	41, // 0: cocoon.guest.v1.SetupRequest.nics:type_name -> cocoon.guest.v1.NIC
+	43, // 1: cocoon.guest.v1.SetupRequest.process:type_name -> cocoon.guest.v1.Process
+	30, // 2: cocoon.guest.v1.SetupRequest.volumes:type_name -> cocoon.guest.v1.Volume
+	32, // 3: cocoon.guest.v1.SetupRequest.mounts:type_name -> cocoon.guest.v1.Mount
 	3,  // 4: cocoon.guest.v1.SetupRequest.containers:type_name -> cocoon.guest.v1.Container
-	42, // 5: cocoon.guest.v1.SetupRequest.sysctls:type_name -> cocoon.guest.v1.Sysctl
-	39, // 6: cocoon.guest.v1.Container.process:type_name -> cocoon.guest.v1.Process
-	28, // 7: cocoon.guest.v1.Container.mounts:type_name -> cocoon.guest.v1.Mount
+	46, // 5: cocoon.guest.v1.SetupRequest.sysctls:type_name -> cocoon.guest.v1.Sysctl
+	43, // 6: cocoon.guest.v1.Container.process:type_name -> cocoon.guest.v1.Process
+	32, // 7: cocoon.guest.v1.Container.mounts:type_name -> cocoon.guest.v1.Mount
 	6,  // 8: cocoon.guest.v1.Container.resources:type_name -> cocoon.guest.v1.Resources
 	4,  // 9: cocoon.guest.v1.Container.restart:type_name -> cocoon.guest.v1.Restart
-	26, // 10: cocoon.guest.v1.Container.volumes:type_name -> cocoon.guest.v1.Volume
+	30, // 10: cocoon.guest.v1.Container.volumes:type_name -> cocoon.guest.v1.Volume
 	5,  // 11: cocoon.guest.v1.Restart.rules:type_name -> cocoon.guest.v1.RestartRule
 	9,  // 12: cocoon.guest.v1.ContainersReply.containers:type_name -> cocoon.guest.v1.ContainerStatus
-	24, // 13: cocoon.guest.v1.ContainerStatus.exit:type_name -> cocoon.guest.v1.ContainerExit
-	24, // 14: cocoon.guest.v1.ContainerStatus.last:type_name -> cocoon.guest.v1.ContainerExit
+	28, // 13: cocoon.guest.v1.ContainerStatus.exit:type_name -> cocoon.guest.v1.ContainerExit
+	28, // 14: cocoon.guest.v1.ContainerStatus.last:type_name -> cocoon.guest.v1.ContainerExit
 	10, // 15: cocoon.guest.v1.ContainerStatus.user:type_name -> cocoon.guest.v1.ContainerUser
 	3,  // 16: cocoon.guest.v1.AddContainerRequest.container:type_name -> cocoon.guest.v1.Container
-	22, // 17: cocoon.guest.v1.ResizeContainersRequest.containers:type_name -> cocoon.guest.v1.ContainerResources
+	26, // 17: cocoon.guest.v1.ResizeContainersRequest.containers:type_name -> cocoon.guest.v1.ContainerResources
 	6,  // 18: cocoon.guest.v1.ContainerResources.resources:type_name -> cocoon.guest.v1.Resources
-	26, // 19: cocoon.guest.v1.PutVolumeRequest.volume:type_name -> cocoon.guest.v1.Volume
-	27, // 20: cocoon.guest.v1.PutVolumeRequest.files:type_name -> cocoon.guest.v1.VolumeFile
-	26, // 21: cocoon.guest.v1.AttachVolumeRequest.volume:type_name -> cocoon.guest.v1.Volume
-	38, // 22: cocoon.guest.v1.NIC.routes:type_name -> cocoon.guest.v1.Route
-	43, // 23: cocoon.guest.v1.Process.env:type_name -> cocoon.guest.v1.EnvVar
-	41, // 24: cocoon.guest.v1.Process.security:type_name -> cocoon.guest.v1.Security
-	40, // 25: cocoon.guest.v1.Process.file_keys:type_name -> cocoon.guest.v1.FileKey
-	43, // 26: cocoon.guest.v1.ExecStart.env:type_name -> cocoon.guest.v1.EnvVar
-	44, // 27: cocoon.guest.v1.ExecStart.size:type_name -> cocoon.guest.v1.WindowSize
-	45, // 28: cocoon.guest.v1.ExecInput.start:type_name -> cocoon.guest.v1.ExecStart
-	44, // 29: cocoon.guest.v1.ExecInput.resize:type_name -> cocoon.guest.v1.WindowSize
-	59, // 30: cocoon.guest.v1.StatsReply.containers:type_name -> cocoon.guest.v1.ContainerStats
-	58, // 31: cocoon.guest.v1.StatsReply.volumes:type_name -> cocoon.guest.v1.VolumeStats
-	37, // 32: cocoon.guest.v1.ResumedRequest.nics:type_name -> cocoon.guest.v1.NIC
-	61, // 33: cocoon.guest.v1.ResumedRequest.clone:type_name -> cocoon.guest.v1.CloneIdentity
-	63, // 34: cocoon.guest.v1.ResumedReply.containers:type_name -> cocoon.guest.v1.LogPlace
+	30, // 19: cocoon.guest.v1.PutVolumeRequest.volume:type_name -> cocoon.guest.v1.Volume
+	31, // 20: cocoon.guest.v1.PutVolumeRequest.files:type_name -> cocoon.guest.v1.VolumeFile
+	30, // 21: cocoon.guest.v1.AttachVolumeRequest.volume:type_name -> cocoon.guest.v1.Volume
+	42, // 22: cocoon.guest.v1.NIC.routes:type_name -> cocoon.guest.v1.Route
+	47, // 23: cocoon.guest.v1.Process.env:type_name -> cocoon.guest.v1.EnvVar
+	45, // 24: cocoon.guest.v1.Process.security:type_name -> cocoon.guest.v1.Security
+	44, // 25: cocoon.guest.v1.Process.file_keys:type_name -> cocoon.guest.v1.FileKey
+	47, // 26: cocoon.guest.v1.ExecStart.env:type_name -> cocoon.guest.v1.EnvVar
+	48, // 27: cocoon.guest.v1.ExecStart.size:type_name -> cocoon.guest.v1.WindowSize
+	49, // 28: cocoon.guest.v1.ExecInput.start:type_name -> cocoon.guest.v1.ExecStart
+	48, // 29: cocoon.guest.v1.ExecInput.resize:type_name -> cocoon.guest.v1.WindowSize
+	63, // 30: cocoon.guest.v1.StatsReply.containers:type_name -> cocoon.guest.v1.ContainerStats
+	62, // 31: cocoon.guest.v1.StatsReply.volumes:type_name -> cocoon.guest.v1.VolumeStats
+	41, // 32: cocoon.guest.v1.ResumedRequest.nics:type_name -> cocoon.guest.v1.NIC
+	65, // 33: cocoon.guest.v1.ResumedRequest.clone:type_name -> cocoon.guest.v1.CloneIdentity
+	67, // 34: cocoon.guest.v1.ResumedReply.containers:type_name -> cocoon.guest.v1.LogPlace
 	0,  // 35: cocoon.guest.v1.Guest.Info:input_type -> cocoon.guest.v1.InfoRequest
-	29, // 36: cocoon.guest.v1.Guest.PutVolume:input_type -> cocoon.guest.v1.PutVolumeRequest
+	33, // 36: cocoon.guest.v1.Guest.PutVolume:input_type -> cocoon.guest.v1.PutVolumeRequest
 	2,  // 37: cocoon.guest.v1.Guest.Setup:input_type -> cocoon.guest.v1.SetupRequest
-	46, // 38: cocoon.guest.v1.Guest.Exec:input_type -> cocoon.guest.v1.ExecInput
-	46, // 39: cocoon.guest.v1.Guest.Attach:input_type -> cocoon.guest.v1.ExecInput
-	46, // 40: cocoon.guest.v1.Guest.Forward:input_type -> cocoon.guest.v1.ExecInput
-	48, // 41: cocoon.guest.v1.Guest.Logs:input_type -> cocoon.guest.v1.LogsRequest
-	50, // 42: cocoon.guest.v1.Guest.Wait:input_type -> cocoon.guest.v1.WaitRequest
-	52, // 43: cocoon.guest.v1.Guest.AckExit:input_type -> cocoon.guest.v1.AckExitRequest
-	54, // 44: cocoon.guest.v1.Guest.Poweroff:input_type -> cocoon.guest.v1.PoweroffRequest
-	56, // 45: cocoon.guest.v1.Guest.Stats:input_type -> cocoon.guest.v1.StatsRequest
-	64, // 46: cocoon.guest.v1.Guest.Settle:input_type -> cocoon.guest.v1.SettleRequest
-	60, // 47: cocoon.guest.v1.Guest.Resumed:input_type -> cocoon.guest.v1.ResumedRequest
-	66, // 48: cocoon.guest.v1.Guest.SetClock:input_type -> cocoon.guest.v1.SetClockRequest
-	68, // 49: cocoon.guest.v1.Guest.Freeze:input_type -> cocoon.guest.v1.FreezeRequest
-	70, // 50: cocoon.guest.v1.Guest.Thaw:input_type -> cocoon.guest.v1.ThawRequest
+	50, // 38: cocoon.guest.v1.Guest.Exec:input_type -> cocoon.guest.v1.ExecInput
+	50, // 39: cocoon.guest.v1.Guest.Attach:input_type -> cocoon.guest.v1.ExecInput
+	50, // 40: cocoon.guest.v1.Guest.Forward:input_type -> cocoon.guest.v1.ExecInput
+	52, // 41: cocoon.guest.v1.Guest.Logs:input_type -> cocoon.guest.v1.LogsRequest
+	54, // 42: cocoon.guest.v1.Guest.Wait:input_type -> cocoon.guest.v1.WaitRequest
+	56, // 43: cocoon.guest.v1.Guest.AckExit:input_type -> cocoon.guest.v1.AckExitRequest
+	58, // 44: cocoon.guest.v1.Guest.Poweroff:input_type -> cocoon.guest.v1.PoweroffRequest
+	60, // 45: cocoon.guest.v1.Guest.Stats:input_type -> cocoon.guest.v1.StatsRequest
+	68, // 46: cocoon.guest.v1.Guest.Settle:input_type -> cocoon.guest.v1.SettleRequest
+	64, // 47: cocoon.guest.v1.Guest.Resumed:input_type -> cocoon.guest.v1.ResumedRequest
+	70, // 48: cocoon.guest.v1.Guest.SetClock:input_type -> cocoon.guest.v1.SetClockRequest
+	72, // 49: cocoon.guest.v1.Guest.Freeze:input_type -> cocoon.guest.v1.FreezeRequest
+	74, // 50: cocoon.guest.v1.Guest.Thaw:input_type -> cocoon.guest.v1.ThawRequest
 	7,  // 51: cocoon.guest.v1.Guest.Containers:input_type -> cocoon.guest.v1.ContainersRequest
 	11, // 52: cocoon.guest.v1.Guest.KillContainer:input_type -> cocoon.guest.v1.KillContainerRequest
 	13, // 53: cocoon.guest.v1.Guest.ReleaseContainer:input_type -> cocoon.guest.v1.ReleaseContainerRequest
 	15, // 54: cocoon.guest.v1.Guest.AddContainer:input_type -> cocoon.guest.v1.AddContainerRequest
 	17, // 55: cocoon.guest.v1.Guest.StartContainer:input_type -> cocoon.guest.v1.StartContainerRequest
 	19, // 56: cocoon.guest.v1.Guest.RemoveContainer:input_type -> cocoon.guest.v1.RemoveContainerRequest
-	21, // 57: cocoon.guest.v1.Guest.ResizeContainers:input_type -> cocoon.guest.v1.ResizeContainersRequest
-	31, // 58: cocoon.guest.v1.Guest.AttachVolume:input_type -> cocoon.guest.v1.AttachVolumeRequest
-	33, // 59: cocoon.guest.v1.Guest.DetachVolume:input_type -> cocoon.guest.v1.DetachVolumeRequest
-	35, // 60: cocoon.guest.v1.Guest.GrowVolume:input_type -> cocoon.guest.v1.GrowVolumeRequest
-	1,  // 61: cocoon.guest.v1.Guest.Info:output_type -> cocoon.guest.v1.InfoReply
-	30, // 62: cocoon.guest.v1.Guest.PutVolume:output_type -> cocoon.guest.v1.PutVolumeReply
-	25, // 63: cocoon.guest.v1.Guest.Setup:output_type -> cocoon.guest.v1.SetupReply
-	47, // 64: cocoon.guest.v1.Guest.Exec:output_type -> cocoon.guest.v1.ExecOutput
-	47, // 65: cocoon.guest.v1.Guest.Attach:output_type -> cocoon.guest.v1.ExecOutput
-	47, // 66: cocoon.guest.v1.Guest.Forward:output_type -> cocoon.guest.v1.ExecOutput
-	49, // 67: cocoon.guest.v1.Guest.Logs:output_type -> cocoon.guest.v1.LogEntry
-	51, // 68: cocoon.guest.v1.Guest.Wait:output_type -> cocoon.guest.v1.WaitReply
-	53, // 69: cocoon.guest.v1.Guest.AckExit:output_type -> cocoon.guest.v1.AckExitReply
-	55, // 70: cocoon.guest.v1.Guest.Poweroff:output_type -> cocoon.guest.v1.PoweroffReply
-	57, // 71: cocoon.guest.v1.Guest.Stats:output_type -> cocoon.guest.v1.StatsReply
-	65, // 72: cocoon.guest.v1.Guest.Settle:output_type -> cocoon.guest.v1.SettleReply
-	62, // 73: cocoon.guest.v1.Guest.Resumed:output_type -> cocoon.guest.v1.ResumedReply
-	67, // 74: cocoon.guest.v1.Guest.SetClock:output_type -> cocoon.guest.v1.SetClockReply
-	69, // 75: cocoon.guest.v1.Guest.Freeze:output_type -> cocoon.guest.v1.FreezeReply
-	71, // 76: cocoon.guest.v1.Guest.Thaw:output_type -> cocoon.guest.v1.ThawReply
-	8,  // 77: cocoon.guest.v1.Guest.Containers:output_type -> cocoon.guest.v1.ContainersReply
-	12, // 78: cocoon.guest.v1.Guest.KillContainer:output_type -> cocoon.guest.v1.KillContainerReply
-	14, // 79: cocoon.guest.v1.Guest.ReleaseContainer:output_type -> cocoon.guest.v1.ReleaseContainerReply
-	16, // 80: cocoon.guest.v1.Guest.AddContainer:output_type -> cocoon.guest.v1.AddContainerReply
-	18, // 81: cocoon.guest.v1.Guest.StartContainer:output_type -> cocoon.guest.v1.StartContainerReply
-	20, // 82: cocoon.guest.v1.Guest.RemoveContainer:output_type -> cocoon.guest.v1.RemoveContainerReply
-	23, // 83: cocoon.guest.v1.Guest.ResizeContainers:output_type -> cocoon.guest.v1.ResizeContainersReply
-	32, // 84: cocoon.guest.v1.Guest.AttachVolume:output_type -> cocoon.guest.v1.AttachVolumeReply
-	34, // 85: cocoon.guest.v1.Guest.DetachVolume:output_type -> cocoon.guest.v1.DetachVolumeReply
-	36, // 86: cocoon.guest.v1.Guest.GrowVolume:output_type -> cocoon.guest.v1.GrowVolumeReply
-	61, // [61:87] is the sub-list for method output_type
-	35, // [35:61] is the sub-list for method input_type
+	21, // 57: cocoon.guest.v1.Guest.PauseContainers:input_type -> cocoon.guest.v1.PauseContainersRequest
+	23, // 58: cocoon.guest.v1.Guest.ResumeContainers:input_type -> cocoon.guest.v1.ResumeContainersRequest
+	25, // 59: cocoon.guest.v1.Guest.ResizeContainers:input_type -> cocoon.guest.v1.ResizeContainersRequest
+	35, // 60: cocoon.guest.v1.Guest.AttachVolume:input_type -> cocoon.guest.v1.AttachVolumeRequest
+	37, // 61: cocoon.guest.v1.Guest.DetachVolume:input_type -> cocoon.guest.v1.DetachVolumeRequest
+	39, // 62: cocoon.guest.v1.Guest.GrowVolume:input_type -> cocoon.guest.v1.GrowVolumeRequest
+	1,  // 63: cocoon.guest.v1.Guest.Info:output_type -> cocoon.guest.v1.InfoReply
+	34, // 64: cocoon.guest.v1.Guest.PutVolume:output_type -> cocoon.guest.v1.PutVolumeReply
+	29, // 65: cocoon.guest.v1.Guest.Setup:output_type -> cocoon.guest.v1.SetupReply
+	51, // 66: cocoon.guest.v1.Guest.Exec:output_type -> cocoon.guest.v1.ExecOutput
+	51, // 67: cocoon.guest.v1.Guest.Attach:output_type -> cocoon.guest.v1.ExecOutput
+	51, // 68: cocoon.guest.v1.Guest.Forward:output_type -> cocoon.guest.v1.ExecOutput
+	53, // 69: cocoon.guest.v1.Guest.Logs:output_type -> cocoon.guest.v1.LogEntry
+	55, // 70: cocoon.guest.v1.Guest.Wait:output_type -> cocoon.guest.v1.WaitReply
+	57, // 71: cocoon.guest.v1.Guest.AckExit:output_type -> cocoon.guest.v1.AckExitReply
+	59, // 72: cocoon.guest.v1.Guest.Poweroff:output_type -> cocoon.guest.v1.PoweroffReply
+	61, // 73: cocoon.guest.v1.Guest.Stats:output_type -> cocoon.guest.v1.StatsReply
+	69, // 74: cocoon.guest.v1.Guest.Settle:output_type -> cocoon.guest.v1.SettleReply
+	66, // 75: cocoon.guest.v1.Guest.Resumed:output_type -> cocoon.guest.v1.ResumedReply
+	71, // 76: cocoon.guest.v1.Guest.SetClock:output_type -> cocoon.guest.v1.SetClockReply
+	73, // 77: cocoon.guest.v1.Guest.Freeze:output_type -> cocoon.guest.v1.FreezeReply
+	75, // 78: cocoon.guest.v1.Guest.Thaw:output_type -> cocoon.guest.v1.ThawReply
+	8,  // 79: cocoon.guest.v1.Guest.Containers:output_type -> cocoon.guest.v1.ContainersReply
+	12, // 80: cocoon.guest.v1.Guest.KillContainer:output_type -> cocoon.guest.v1.KillContainerReply
+	14, // 81: cocoon.guest.v1.Guest.ReleaseContainer:output_type -> cocoon.guest.v1.ReleaseContainerReply
+	16, // 82: cocoon.guest.v1.Guest.AddContainer:output_type -> cocoon.guest.v1.AddContainerReply
+	18, // 83: cocoon.guest.v1.Guest.StartContainer:output_type -> cocoon.guest.v1.StartContainerReply
+	20, // 84: cocoon.guest.v1.Guest.RemoveContainer:output_type -> cocoon.guest.v1.RemoveContainerReply
+	22, // 85: cocoon.guest.v1.Guest.PauseContainers:output_type -> cocoon.guest.v1.PauseContainersReply
+	24, // 86: cocoon.guest.v1.Guest.ResumeContainers:output_type -> cocoon.guest.v1.ResumeContainersReply
+	27, // 87: cocoon.guest.v1.Guest.ResizeContainers:output_type -> cocoon.guest.v1.ResizeContainersReply
+	36, // 88: cocoon.guest.v1.Guest.AttachVolume:output_type -> cocoon.guest.v1.AttachVolumeReply
+	38, // 89: cocoon.guest.v1.Guest.DetachVolume:output_type -> cocoon.guest.v1.DetachVolumeReply
+	40, // 90: cocoon.guest.v1.Guest.GrowVolume:output_type -> cocoon.guest.v1.GrowVolumeReply
+	63, // [63:91] is the sub-list for method output_type
+	35, // [35:63] is the sub-list for method input_type
 	35, // [35:35] is the sub-list for extension type_name
 	35, // [35:35] is the sub-list for extension extendee
 	0,  // [0:35] is the sub-list for field type_name
@@ -4946,16 +5113,16 @@ func file_guest_v1_guest_proto_init() {
 	if File_guest_v1_guest_proto != nil {
 		return
 	}
-	file_guest_v1_guest_proto_msgTypes[26].OneofWrappers = []any{}
-	file_guest_v1_guest_proto_msgTypes[27].OneofWrappers = []any{}
-	file_guest_v1_guest_proto_msgTypes[46].OneofWrappers = []any{
+	file_guest_v1_guest_proto_msgTypes[30].OneofWrappers = []any{}
+	file_guest_v1_guest_proto_msgTypes[31].OneofWrappers = []any{}
+	file_guest_v1_guest_proto_msgTypes[50].OneofWrappers = []any{
 		(*ExecInput_Start)(nil),
 		(*ExecInput_Stdin)(nil),
 		(*ExecInput_StdinClosed)(nil),
 		(*ExecInput_Resize)(nil),
 		(*ExecInput_Signal)(nil),
 	}
-	file_guest_v1_guest_proto_msgTypes[47].OneofWrappers = []any{
+	file_guest_v1_guest_proto_msgTypes[51].OneofWrappers = []any{
 		(*ExecOutput_Stdout)(nil),
 		(*ExecOutput_Stderr)(nil),
 		(*ExecOutput_ExitCode)(nil),
@@ -4967,7 +5134,7 @@ func file_guest_v1_guest_proto_init() {
 			GoPackagePath: reflect.TypeOf(x{}).PkgPath(),
 			RawDescriptor: unsafe.Slice(unsafe.StringData(file_guest_v1_guest_proto_rawDesc), len(file_guest_v1_guest_proto_rawDesc)),
 			NumEnums:      0,
-			NumMessages:   72,
+			NumMessages:   76,
 			NumExtensions: 0,
 			NumServices:   1,
 		},

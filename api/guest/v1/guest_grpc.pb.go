@@ -43,6 +43,8 @@ const (
 	Guest_AddContainer_FullMethodName     = "/cocoon.guest.v1.Guest/AddContainer"
 	Guest_StartContainer_FullMethodName   = "/cocoon.guest.v1.Guest/StartContainer"
 	Guest_RemoveContainer_FullMethodName  = "/cocoon.guest.v1.Guest/RemoveContainer"
+	Guest_PauseContainers_FullMethodName  = "/cocoon.guest.v1.Guest/PauseContainers"
+	Guest_ResumeContainers_FullMethodName = "/cocoon.guest.v1.Guest/ResumeContainers"
 	Guest_ResizeContainers_FullMethodName = "/cocoon.guest.v1.Guest/ResizeContainers"
 	Guest_AttachVolume_FullMethodName     = "/cocoon.guest.v1.Guest/AttachVolume"
 	Guest_DetachVolume_FullMethodName     = "/cocoon.guest.v1.Guest/DetachVolume"
@@ -105,6 +107,12 @@ type GuestClient interface {
 	// RemoveContainer removes a container that was added. It kills the container if it runs, and deletes its files. Then the kernel
 	// forgets the disks that are named. Idempotent.
 	RemoveContainer(ctx context.Context, in *RemoveContainerRequest, opts ...grpc.CallOption) (*RemoveContainerReply, error)
+	// PauseContainers pauses the containers of a guest that waits for containers, and unmounts the folder that it shares with its host. It
+	// changes nothing if a program has something open there. Idempotent.
+	PauseContainers(ctx context.Context, in *PauseContainersRequest, opts ...grpc.CallOption) (*PauseContainersReply, error)
+	// ResumeContainers ends that: it waits for the device of the folder, mounts it again, and lets the containers go on, except those that then
+	// wait for StartContainer. Idempotent.
+	ResumeContainers(ctx context.Context, in *ResumeContainersRequest, opts ...grpc.CallOption) (*ResumeContainersReply, error)
 	// ResizeContainers changes what containers may use, now and in their next runs. It changes nothing if a memory limit is below
 	// what its container uses. Setup does the same for containers that have been started. Idempotent.
 	ResizeContainers(ctx context.Context, in *ResizeContainersRequest, opts ...grpc.CallOption) (*ResizeContainersReply, error)
@@ -373,6 +381,26 @@ func (c *guestClient) RemoveContainer(ctx context.Context, in *RemoveContainerRe
 	return out, nil
 }
 
+func (c *guestClient) PauseContainers(ctx context.Context, in *PauseContainersRequest, opts ...grpc.CallOption) (*PauseContainersReply, error) {
+	cOpts := append([]grpc.CallOption{grpc.StaticMethod()}, opts...)
+	out := new(PauseContainersReply)
+	err := c.cc.Invoke(ctx, Guest_PauseContainers_FullMethodName, in, out, cOpts...)
+	if err != nil {
+		return nil, err
+	}
+	return out, nil
+}
+
+func (c *guestClient) ResumeContainers(ctx context.Context, in *ResumeContainersRequest, opts ...grpc.CallOption) (*ResumeContainersReply, error) {
+	cOpts := append([]grpc.CallOption{grpc.StaticMethod()}, opts...)
+	out := new(ResumeContainersReply)
+	err := c.cc.Invoke(ctx, Guest_ResumeContainers_FullMethodName, in, out, cOpts...)
+	if err != nil {
+		return nil, err
+	}
+	return out, nil
+}
+
 func (c *guestClient) ResizeContainers(ctx context.Context, in *ResizeContainersRequest, opts ...grpc.CallOption) (*ResizeContainersReply, error) {
 	cOpts := append([]grpc.CallOption{grpc.StaticMethod()}, opts...)
 	out := new(ResizeContainersReply)
@@ -469,6 +497,12 @@ type GuestServer interface {
 	// RemoveContainer removes a container that was added. It kills the container if it runs, and deletes its files. Then the kernel
 	// forgets the disks that are named. Idempotent.
 	RemoveContainer(context.Context, *RemoveContainerRequest) (*RemoveContainerReply, error)
+	// PauseContainers pauses the containers of a guest that waits for containers, and unmounts the folder that it shares with its host. It
+	// changes nothing if a program has something open there. Idempotent.
+	PauseContainers(context.Context, *PauseContainersRequest) (*PauseContainersReply, error)
+	// ResumeContainers ends that: it waits for the device of the folder, mounts it again, and lets the containers go on, except those that then
+	// wait for StartContainer. Idempotent.
+	ResumeContainers(context.Context, *ResumeContainersRequest) (*ResumeContainersReply, error)
 	// ResizeContainers changes what containers may use, now and in their next runs. It changes nothing if a memory limit is below
 	// what its container uses. Setup does the same for containers that have been started. Idempotent.
 	ResizeContainers(context.Context, *ResizeContainersRequest) (*ResizeContainersReply, error)
@@ -555,6 +589,12 @@ func (UnimplementedGuestServer) StartContainer(context.Context, *StartContainerR
 }
 func (UnimplementedGuestServer) RemoveContainer(context.Context, *RemoveContainerRequest) (*RemoveContainerReply, error) {
 	return nil, status.Error(codes.Unimplemented, "method RemoveContainer not implemented")
+}
+func (UnimplementedGuestServer) PauseContainers(context.Context, *PauseContainersRequest) (*PauseContainersReply, error) {
+	return nil, status.Error(codes.Unimplemented, "method PauseContainers not implemented")
+}
+func (UnimplementedGuestServer) ResumeContainers(context.Context, *ResumeContainersRequest) (*ResumeContainersReply, error) {
+	return nil, status.Error(codes.Unimplemented, "method ResumeContainers not implemented")
 }
 func (UnimplementedGuestServer) ResizeContainers(context.Context, *ResizeContainersRequest) (*ResizeContainersReply, error) {
 	return nil, status.Error(codes.Unimplemented, "method ResizeContainers not implemented")
@@ -938,6 +978,42 @@ func _Guest_RemoveContainer_Handler(srv interface{}, ctx context.Context, dec fu
 	return interceptor(ctx, in, info, handler)
 }
 
+func _Guest_PauseContainers_Handler(srv interface{}, ctx context.Context, dec func(interface{}) error, interceptor grpc.UnaryServerInterceptor) (interface{}, error) {
+	in := new(PauseContainersRequest)
+	if err := dec(in); err != nil {
+		return nil, err
+	}
+	if interceptor == nil {
+		return srv.(GuestServer).PauseContainers(ctx, in)
+	}
+	info := &grpc.UnaryServerInfo{
+		Server:     srv,
+		FullMethod: Guest_PauseContainers_FullMethodName,
+	}
+	handler := func(ctx context.Context, req interface{}) (interface{}, error) {
+		return srv.(GuestServer).PauseContainers(ctx, req.(*PauseContainersRequest))
+	}
+	return interceptor(ctx, in, info, handler)
+}
+
+func _Guest_ResumeContainers_Handler(srv interface{}, ctx context.Context, dec func(interface{}) error, interceptor grpc.UnaryServerInterceptor) (interface{}, error) {
+	in := new(ResumeContainersRequest)
+	if err := dec(in); err != nil {
+		return nil, err
+	}
+	if interceptor == nil {
+		return srv.(GuestServer).ResumeContainers(ctx, in)
+	}
+	info := &grpc.UnaryServerInfo{
+		Server:     srv,
+		FullMethod: Guest_ResumeContainers_FullMethodName,
+	}
+	handler := func(ctx context.Context, req interface{}) (interface{}, error) {
+		return srv.(GuestServer).ResumeContainers(ctx, req.(*ResumeContainersRequest))
+	}
+	return interceptor(ctx, in, info, handler)
+}
+
 func _Guest_ResizeContainers_Handler(srv interface{}, ctx context.Context, dec func(interface{}) error, interceptor grpc.UnaryServerInterceptor) (interface{}, error) {
 	in := new(ResizeContainersRequest)
 	if err := dec(in); err != nil {
@@ -1084,6 +1160,14 @@ var Guest_ServiceDesc = grpc.ServiceDesc{
 		{
 			MethodName: "RemoveContainer",
 			Handler:    _Guest_RemoveContainer_Handler,
+		},
+		{
+			MethodName: "PauseContainers",
+			Handler:    _Guest_PauseContainers_Handler,
+		},
+		{
+			MethodName: "ResumeContainers",
+			Handler:    _Guest_ResumeContainers_Handler,
 		},
 		{
 			MethodName: "ResizeContainers",

@@ -70,13 +70,22 @@ func (c *criClient) run(p *cri.PodSandboxConfig) string {
 	return r.GetPodSandboxId()
 }
 
-// create makes a container that runs a script.
-func (c *criClient) create(sandbox string, p *cri.PodSandboxConfig, name, script string, mounts ...*cri.Mount) string {
-	c.t.Helper()
-	config := &cri.ContainerConfig{
+// scripted is the configuration of a container that runs a script.
+func scripted(name, script string, mounts ...*cri.Mount) *cri.ContainerConfig {
+	return &cri.ContainerConfig{
 		Metadata: &cri.ContainerMetadata{Name: name}, Image: &cri.ImageSpec{Image: demo}, Command: []string{"sh", "-c", script}, LogPath: name + "/0.log",
 		Mounts: mounts, Linux: &cri.LinuxContainerConfig{},
 	}
+}
+
+// create makes a container that runs a script.
+func (c *criClient) create(sandbox string, p *cri.PodSandboxConfig, name, script string, mounts ...*cri.Mount) string {
+	c.t.Helper()
+	return c.createAs(sandbox, p, scripted(name, script, mounts...))
+}
+
+func (c *criClient) createAs(sandbox string, p *cri.PodSandboxConfig, config *cri.ContainerConfig) string {
+	c.t.Helper()
 	r, err := c.CreateContainer(c.t.Context(), &cri.CreateContainerRequest{PodSandboxId: sandbox, Config: config, SandboxConfig: p})
 	if err != nil {
 		c.t.Fatal(err)

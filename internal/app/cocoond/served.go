@@ -120,6 +120,12 @@ func (s *served) Clone(ctx context.Context, spec vm.CloneSpec) (r vm.Record, err
 	return s.Engine.Clone(ctx, spec)
 }
 
+// CloneSandbox calls the engine.
+func (s *served) CloneSandbox(ctx context.Context, c vm.SandboxClone) (r vm.Record, err error) {
+	defer s.metrics.operation("clone", time.Now(), &err)
+	return s.Engine.CloneSandbox(ctx, c)
+}
+
 // Restore calls the engine.
 func (s *served) Restore(ctx context.Context, ref, snap string) (r vm.Record, err error) {
 	defer s.metrics.operation("restore", time.Now(), &err)

@@ -22,6 +22,7 @@ import (
 // Engine is the part of the VM engine that pods need.
 type Engine interface {
 	guest.Access
+	Saver
 	Create(ctx context.Context, s vm.Spec) (vm.Record, error)
 	Start(ctx context.Context, ref string) (vm.Record, error)
 	Stop(ctx context.Context, ref string, grace time.Duration) (vm.Record, error)
@@ -78,6 +79,7 @@ func New(life context.Context, d Deps) (*Service, error) {
 // Run serves the streams of exec, attach and port-forward, and writes the logs of containers.
 // Preconditions: the engine has recovered.
 func (s *Service) Run(ctx context.Context) error {
+	s.dropCheckpoints(ctx)
 	g, gctx := errgroup.WithContext(ctx)
 	g.Go(func() error { return s.urls.run(gctx) })
 	g.Go(func() error { return s.followAll(gctx) })

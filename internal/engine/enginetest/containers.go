@@ -18,6 +18,7 @@ var (
 	_ guest.ContainerAdder   = (*session)(nil)
 	_ guest.ContainerResizer = (*session)(nil)
 	_ guest.ContainerStarter = (*session)(nil)
+	_ guest.ContainerPauser  = (*session)(nil)
 	_ hypervisor.DiskPlugger = (*Guest)(nil)
 
 	_ hypervisor.FolderPlugger = (*Guest)(nil)
@@ -288,6 +289,65 @@ func (g *Guest) UnplugFolder(_ context.Context, at string) error {
 		})
 		return nil
 	})
+}
+
+// UnplugShare implements hypervisor.FolderPlugger.
+func (g *Guest) UnplugShare(context.Context, string) error {
+	return g.w.around("driver.UnplugShare", func() error {
+		if p, _ := g.look(); !p.Resting {
+			return errdefs.Unavailablef("the guest uses it")
+		}
+		g.change(func() { g.p.Apart = true })
+		return nil
+	})
+}
+
+// PlugShare implements hypervisor.FolderPlugger.
+func (g *Guest) PlugShare(context.Context, string) error {
+	return g.w.around("driver.PlugShare", func() error {
+		g.change(func() { g.p.Apart = false })
+		return nil
+	})
+}
+
+// PauseContainers implements guest.ContainerPauser.
+func (s *session) PauseContainers(context.Context) error {
+	if err := s.alive("agent.PauseContainers"); err != nil {
+		return err
+	}
+	s.g.change(func() { s.g.p.Resting = true })
+	return s.alive("agent.PauseContainers done")
+}
+
+// ResumeContainers implements guest.ContainerPauser.
+func (s *session) ResumeContainers(_ context.Context, held []string) error {
+	if err := s.alive("agent.ResumeContainers"); err != nil {
+		return err
+	}
+	var err error
+	s.g.change(func() {
+		p := &s.g.p
+		if !p.Resting {
+			return
+		}
+		if p.Apart {
+			err = errdefs.Unavailablef("there is no device")
+			return
+		}
+		p.Resting, p.Stand = false, slices.Clone(p.Stand)
+		for i, name := range p.Names {
+			if slices.Contains(held, name) && p.Stand[i].State == vm.ContainerRunning {
+				p.Stand[i] = vm.ContainerStatus{State: vm.ContainerCreated}
+			}
+		}
+	})
+	return errors.Join(err, s.alive("agent.ResumeContainers done"))
+}
+
+// Rests reports whether the containers are paused, or the guest lacks the folder that it shares.
+func (g *Guest) Rests() bool {
+	p, _ := g.look()
+	return p.Resting || p.Apart
 }
 
 // Folders returns the folders of the node that were shared while the guest ran, by where they are.

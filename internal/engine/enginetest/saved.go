@@ -82,6 +82,7 @@ func (pr *proc) wake(p hypervisor.Plan) error {
 	if was.Size != pr.Size || was.Boot != pr.Boot {
 		return errdefs.DataLossf("the guest was saved with %+v, and booted with %d bytes of memory; it is to have %+v and %d", was.Size, was.Boot, pr.Size, pr.Boot)
 	}
+	was.Folders = nil // a process knows only its own
 	was.Larger, was.Storage = strings.Join(p.Incoming.Grown, " "), 0
 	was.ID, was.PID, was.Disk, was.Paused, was.Down = pr.ID, pr.PID, pr.Disk, false, pr.Down
 	*pr = was
@@ -170,6 +171,9 @@ func (g *Guest) Save(ctx context.Context, p hypervisor.SavePlan) (hypervisor.Sav
 	case <-g.ended:
 		return hypervisor.Saved{}, errdefs.NotFoundf("vm %s has ended", g.p.ID)
 	default:
+	}
+	if p, _ := g.look(); len(p.Folders) > 0 && !p.Apart {
+		return hypervisor.Saved{}, errdefs.Unsupportedf("the guest has the device of a folder, which cannot be saved")
 	}
 	var err error
 	g.change(func() { err = g.hold(p) })

@@ -115,6 +115,8 @@ type proc struct {
 	Manual    []string               `json:"manual,omitempty"`    // containers that somebody starts
 	Missing   []string               `json:"missing,omitempty"`   // containers without a program
 	Folders   map[string]string      `json:"folders,omitempty"`   // of the node, by where the guest has them
+	Apart     bool                   `json:"apart"`               // the guest has no device for the folder that it shares
+	Resting   bool                   `json:"resting"`             // its containers are paused
 	Forgotten []string               `json:"forgotten,omitempty"` // disks that the guest has released
 	Volumes   map[string]GuestVolume `json:"volumes,omitempty"`   // those on disks, by name
 	Size      vm.Size                `json:"size"`                // that it was given

@@ -93,6 +93,9 @@ func (l *Link) setUpResumed(ctx context.Context, agent guest.Agent) error {
 			return errdefs.As(errdefs.Unavailable, err)
 		}
 	}
+	if err := l.rejoinLater(ctx, agent); err != nil {
+		return l.setUpFailed(ctx, err)
+	}
 	l.cfg.Log.Debug("resumed guest has its identity", "vm", l.proc.ID, "dur", time.Since(began))
 	_, err = l.vm.Update(ctx, func(r *vm.Record) {
 		r.AgentReady, r.Resume, r.Message = r.State == vm.StateRunning, nil, ""

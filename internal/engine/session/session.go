@@ -33,6 +33,9 @@ type VM interface {
 	Durable(ctx context.Context) error
 	// VolumeFiles returns the content of a file volume.
 	VolumeFiles(name string) ([]vm.VolumeFile, error)
+	// Share shows the guest of a sandbox the folders of its containers, and gives it the device. Idempotent.
+	// Errors: Unsupported if the guest has had them since it booted.
+	Share(ctx context.Context) error
 }
 
 // Config is how patient a session is, and where it logs. All durations are positive.
@@ -51,6 +54,7 @@ type Config struct {
 type Link struct {
 	Identity Turn // held while a resumed guest gets its identity, and while a save reads it
 	volumes  Turn // held while volumes are sent to the guest
+	folder   Turn // held while the guest does without the folder that it shares with the node
 	freeze   freeze
 
 	cfg   Config
@@ -74,7 +78,7 @@ type Link struct {
 func New(cfg Config, m VM, proc *process.Process, logs *proclog.Set, agent guest.Connector, dial guest.Dial) *Link {
 	return &Link{
 		cfg: cfg, vm: m, proc: proc, logs: logs, agent: agent, dial: dial, kind: m.Record().ImageType,
-		Identity: newTurn(), volumes: newTurn(), freeze: freeze{turn: newTurn()}, done: make(chan struct{}), quit: make(chan struct{}),
+		Identity: newTurn(), volumes: newTurn(), folder: newTurn(), freeze: freeze{turn: newTurn()}, done: make(chan struct{}), quit: make(chan struct{}),
 		state: state{changed: make(chan struct{})},
 	}
 }
@@ -227,7 +231,13 @@ func (l *Link) setUp(ctx context.Context, agent guest.Agent) error {
 	if err := l.introduce(limited, agent); err != nil {
 		return l.waits(ctx, err)
 	}
-	if was := l.vm.Record(); was.AgentReady && was.Reason != vm.ReasonFailedMount {
+	was := l.vm.Record()
+	if was.AgentReady { // an earlier engine may have been killed while it saved the guest
+		if err := l.rejoinLater(limited, agent); err != nil {
+			return err
+		}
+	}
+	if was.AgentReady && was.Reason != vm.ReasonFailedMount {
 		return nil
 	}
 	_, err := l.vm.Update(ctx, func(r *vm.Record) {

@@ -17,6 +17,7 @@ var (
 
 	_ guest.ContainerResizer = (*session)(nil)
 	_ guest.ContainerStarter = (*session)(nil)
+	_ guest.ContainerPauser  = (*session)(nil)
 )
 
 // Containers implements guest.ContainerKeeper.
@@ -73,6 +74,18 @@ func (s *session) StartContainer(ctx context.Context, container string) error {
 func (s *session) RemoveContainer(ctx context.Context, container string, disks []string) error {
 	_, err := s.client.RemoveContainer(ctx, &guestv1.RemoveContainerRequest{Name: container, Disks: disks})
 	return s.failure(ctx, "remove container "+container, err)
+}
+
+// PauseContainers implements guest.ContainerPauser.
+func (s *session) PauseContainers(ctx context.Context) error {
+	_, err := s.client.PauseContainers(ctx, &guestv1.PauseContainersRequest{})
+	return s.failure(ctx, "pause the containers", err)
+}
+
+// ResumeContainers implements guest.ContainerPauser.
+func (s *session) ResumeContainers(ctx context.Context, held []string) error {
+	_, err := s.client.ResumeContainers(ctx, &guestv1.ResumeContainersRequest{Held: held})
+	return s.failure(ctx, "resume the containers", err)
 }
 
 // able returns an Unsupported error unless the agent has an ability, which an earlier one would ignore.

@@ -156,6 +156,15 @@ func (k *Keeper) lift(volume string, places []Place) (all []lifted, err error) {
 	if root == nil {
 		return nil, nil
 	}
+	dev, err := deviceOf(root)
+	if err != nil {
+		return nil, err
+	}
+	return liftAll(dev, places)
+}
+
+// liftAll is lift for the file system with that device.
+func liftAll(dev string, places []Place) (all []lifted, err error) {
 	proc, err := os.OpenFile("/proc", unix.O_PATH|unix.O_DIRECTORY, 0) // programs of a container may have mounted something over theirs
 	if err != nil {
 		return nil, err
@@ -163,7 +172,7 @@ func (k *Keeper) lift(volume string, places []Place) (all []lifted, err error) {
 	defer proc.Close()
 	for _, p := range places {
 		err := p.Enter(func() error {
-			lines, err := mountsOf(proc, root)
+			lines, err := mountsOf(proc, dev)
 			if err != nil {
 				return err
 			}
@@ -234,12 +243,15 @@ type mountLine struct {
 	readOnly bool
 }
 
-// mountsOf returns the mounts of the file system of root that the calling thread sees, the first one first. proc is the folder /proc.
-func mountsOf(proc, root *os.File) (lines []mountLine, err error) {
+// deviceOf returns the device of the file system of root, as lists of mounts show it.
+func deviceOf(root *os.File) (string, error) {
 	var st unix.Stat_t
-	if err := unix.Fstat(int(root.Fd()), &st); err != nil {
-		return nil, err
-	}
+	err := unix.Fstat(int(root.Fd()), &st)
+	return fmt.Sprintf("%d:%d", unix.Major(st.Dev), unix.Minor(st.Dev)), err
+}
+
+// mountsOf returns the mounts of a file system that the calling thread sees, the first one first. proc is the folder /proc.
+func mountsOf(proc *os.File, dev string) (lines []mountLine, err error) {
 	fd, err := unix.Openat(int(proc.Fd()), "thread-self/mountinfo", unix.O_RDONLY|unix.O_CLOEXEC, 0)
 	if err != nil {
 		return nil, fmt.Errorf("list the mounts: %w", err)
@@ -250,7 +262,7 @@ func mountsOf(proc, root *os.File) (lines []mountLine, err error) {
 	if err != nil {
 		return nil, fmt.Errorf("list the mounts: %w", err)
 	}
-	return parseMounts(string(text), fmt.Sprintf("%d:%d", unix.Major(st.Dev), unix.Minor(st.Dev))), nil
+	return parseMounts(string(text), dev), nil
 }
 
 // parseMounts returns the mounts of a file system from the text of /proc/PID/mountinfo.

@@ -19,6 +19,23 @@ func (k *Keeper) makeHostDir(ctx context.Context, v vm.Volume) error {
 	if err := os.Mkdir(dir, 0o700); err != nil && !os.IsExist(err) {
 		return err
 	}
+	if err := mountHostDir(v, dir); err != nil {
+		return err
+	}
+	if v.Dir.ReadOnly || v.Group == nil {
+		return nil
+	}
+	root, err := os.OpenFile(dir, os.O_RDONLY|unix.O_DIRECTORY|unix.O_NOFOLLOW, 0)
+	if err != nil {
+		return err
+	}
+	defer root.Close()
+	return regroup(ctx, root, int(*v.Group), v.Dir.GroupOnMismatch)
+}
+
+// mountHostDir mounts the folder of v at dir.
+// Errors: Unavailable if the guest has no device with its tag.
+func mountHostDir(v vm.Volume, dir string) error {
 	flags := uintptr(unix.MS_NODEV)
 	if v.Dir.ReadOnly {
 		flags |= unix.MS_RDONLY
@@ -33,13 +50,5 @@ func (k *Keeper) makeHostDir(ctx context.Context, v vm.Volume) error {
 	case err != nil:
 		return fmt.Errorf("mount the folder of the host with the tag %s: %w", tag, err)
 	}
-	if v.Dir.ReadOnly || v.Group == nil {
-		return nil
-	}
-	root, err := os.OpenFile(dir, os.O_RDONLY|unix.O_DIRECTORY|unix.O_NOFOLLOW, 0)
-	if err != nil {
-		return err
-	}
-	defer root.Close()
-	return regroup(ctx, root, int(*v.Group), v.Dir.GroupOnMismatch)
+	return nil
 }

@@ -180,7 +180,11 @@ func (k *Keeper) leaveStage() error {
 	}
 	defer proc.Close()
 	for _, root := range roots {
-		lines, err := mountsOf(proc, root)
+		dev, err := deviceOf(root)
+		if err != nil {
+			return err
+		}
+		lines, err := mountsOf(proc, dev)
 		if err != nil {
 			return err
 		}

@@ -1,0 +1,219 @@
+//go:build vm
+
+package cocoond_test
+
+import (
+	"fmt"
+	"os"
+	"path/filepath"
+	"strings"
+	"testing"
+
+	"google.golang.org/grpc/codes"
+	"google.golang.org/grpc/status"
+	cri "k8s.io/cri-api/pkg/apis/runtime/v1"
+)
+
+// counted returns the first and the last number in the log of a counter.
+func (c *criClient) counted(log string) (first, last int) {
+	lines := c.texts(log)
+	if len(lines) == 0 {
+		return 0, 0
+	}
+	_, _ = fmt.Sscanf(lines[0], "stdout F count %d", &first)
+	_, _ = fmt.Sscanf(lines[len(lines)-1], "stdout F count %d", &last)
+	return first, last
+}
+
+// TestVMCheckpoint: a pod is checkpointed while it runs, and another one goes on from there, with the volumes that its kubelet has for it. cocoond is
+// killed meanwhile.
+func TestVMCheckpoint(t *testing.T) {
+	c, ctx := newCRI(t), t.Context()
+	must := func(err error) {
+		t.Helper()
+		if err != nil {
+			t.Fatal(err)
+		}
+	}
+	// What a kubelet gives a container of a pod.
+	mounts := func(pod string) []*cri.Mount {
+		root := filepath.Join(c.dir, "volumes", pod)
+		must(os.MkdirAll(root+"/empty", 0o755))
+		must(os.WriteFile(root+"/hosts", []byte("10.0.0.9 "+pod+"\n"), 0o644))
+		must(os.WriteFile(root+"/message", nil, 0o666))
+		must(os.MkdirAll(root+"/secret", 0o755))
+		must(os.WriteFile(root+"/secret/key", []byte("of "+pod), 0o644))
+		return []*cri.Mount{
+			{HostPath: root + "/secret", ContainerPath: "/secret", Readonly: true},
+			{HostPath: root + "/hosts", ContainerPath: "/etc/hosts"},
+			{HostPath: root + "/empty", ContainerPath: "/empty"},
+			{HostPath: root + "/message", ContainerPath: "/dev/termination-log"},
+		}
+	}
+	configs := func(pod string) (app, side *cri.ContainerConfig) {
+		return scripted("app", "n=0; while :; do n=$((n+1)); echo count $n; echo $n >/empty/n; sleep 0.1; done", mounts(pod)...), scripted("side", "sleep 100000", mounts(pod)...)
+	}
+	p := c.pod("web")
+	sandbox := c.run(p)
+	past := c.create(sandbox, p, "past", "echo over", mounts("web")...)
+	c.begin(past)
+	c.is(past, cri.ContainerState_CONTAINER_EXITED)
+	appConfig, sideConfig := configs("web")
+	app, side := c.createAs(sandbox, p, appConfig), c.createAs(sandbox, p, sideConfig)
+	c.begin(app)
+	log := filepath.Join(c.logs, "web/app/0.log")
+	c.until("it counts", func() bool { _, last := c.counted(log); return last > 5 })
+
+	dir := filepath.Join(c.dir, "checkpoint")
+	must(os.Mkdir(dir, 0o700))
+	ask := &cri.CheckpointPodRequest{PodSandboxId: sandbox, OutputPath: dir, ContainerIds: []string{app, side}}
+	refused := func(what string, want codes.Code, req *cri.CheckpointPodRequest) {
+		t.Helper()
+		if _, err := c.CheckpointPod(ctx, req); status.Code(err) != want {
+			t.Errorf("%s: %v, want %s", what, err, want)
+		}
+		if left, err := os.ReadDir(dir); err != nil || len(left) > 0 {
+			t.Errorf("%s: left %v, %v", what, left, err)
+		}
+	}
+	refused("a container that was not started", codes.FailedPrecondition, ask)
+	c.begin(side)
+	refused("one of two", codes.FailedPrecondition, &cri.CheckpointPodRequest{PodSandboxId: sandbox, OutputPath: dir, ContainerIds: []string{app}})
+	refused("one twice", codes.FailedPrecondition, &cri.CheckpointPodRequest{PodSandboxId: sandbox, OutputPath: dir, ContainerIds: []string{app, app, side}})
+	refused("an option", codes.InvalidArgument, &cri.CheckpointPodRequest{PodSandboxId: sandbox, OutputPath: dir, ContainerIds: ask.ContainerIds, Options: map[string]string{"a": "b"}})
+	refused("a relative path", codes.InvalidArgument, &cri.CheckpointPodRequest{PodSandboxId: sandbox, OutputPath: "x", ContainerIds: ask.ContainerIds})
+	holder := c.create(sandbox, p, "holder", "exec 3>/empty/open; sleep 100000", mounts("web")...)
+	c.begin(holder)
+	c.until("it has a file open", func() bool {
+		out, err := c.sync(holder, 60, "test", "-e", "/empty/open")
+		return err == nil && out.GetExitCode() == 0
+	})
+	refused("an open file", codes.FailedPrecondition, &cri.CheckpointPodRequest{PodSandboxId: sandbox, OutputPath: dir, ContainerIds: []string{app, side, holder}})
+	_, before := c.counted(log)
+	c.until("it counts on", func() bool { _, last := c.counted(log); return last > before+3 })
+	_, err := c.RemoveContainer(ctx, &cri.RemoveContainerRequest{ContainerId: holder})
+	must(err)
+	hider := scripted("hider", "unshare -m sh -c 'echo hidden; sleep 100000'", mounts("web")...)
+	hider.Linux.SecurityContext = &cri.LinuxContainerSecurityContext{Privileged: true}
+	holder = c.createAs(sandbox, p, hider)
+	c.begin(holder)
+	c.until("it has mounts of its own", func() bool { return len(c.texts(filepath.Join(c.logs, "web/hider/0.log"))) > 0 })
+	refused("mounts of a program alone", codes.FailedPrecondition, &cri.CheckpointPodRequest{PodSandboxId: sandbox, OutputPath: dir, ContainerIds: []string{app, side, holder}})
+	_, err = c.RemoveContainer(ctx, &cri.RemoveContainerRequest{ContainerId: holder})
+	must(err)
+
+	_, before = c.counted(log)
+	if _, err := c.CheckpointPod(ctx, ask); err != nil {
+		t.Fatal(err)
+	}
+	_, after := c.counted(log)
+	c.until("it counts after the checkpoint", func() bool { _, last := c.counted(log); return last > after+3 })
+	for i, text := range c.texts(log) {
+		if want := fmt.Sprintf("stdout F count %d", i+1); text != want {
+			t.Fatalf("line %d of the log is %q, want %q", i+1, text, want)
+		}
+	}
+	if out, err := c.sync(side, 60, "cat", "/secret/key", "/etc/hosts"); err != nil || string(out.GetStdout()) != "of web10.0.0.9 web\n" {
+		t.Errorf("the source has %v, %v", out, err)
+	}
+	if all, err := c.ListSnapshots(ctx); err != nil || len(all) > 0 {
+		t.Errorf("snapshots that are left: %v, %v", all, err)
+	}
+
+	c.crash()
+	c.serves()
+	next := c.pod("web")
+	next.Metadata.Uid, next.LogDirectory = "uid-next", filepath.Join(c.logs, "next")
+	nextApp, nextSide := configs("next")
+	want := &cri.RestorePodRequest{CheckpointPath: dir, Config: next, RuntimeHandler: "cocoon", ContainerConfigs: []*cri.ContainerConfig{nextSide, nextApp}}
+	for what, change := range map[string]func(*cri.RestorePodRequest){
+		"a container less": func(r *cri.RestorePodRequest) { r.ContainerConfigs = r.ContainerConfigs[:1] },
+		"another command":  func(r *cri.RestorePodRequest) { r.ContainerConfigs[0].Command = []string{"sleep", "1"} },
+		"a mount less":     func(r *cri.RestorePodRequest) { r.ContainerConfigs[0].Mounts = r.ContainerConfigs[0].Mounts[1:] },
+		"another name":     func(r *cri.RestorePodRequest) { r.ContainerConfigs[0].Metadata.Name = "other" },
+	} {
+		one, two := configs("next")
+		bad := &cri.RestorePodRequest{CheckpointPath: dir, Config: next, RuntimeHandler: "cocoon", ContainerConfigs: []*cri.ContainerConfig{one, two}}
+		change(bad)
+		if _, err := c.RestorePod(ctx, bad); status.Code(err) != codes.FailedPrecondition {
+			t.Errorf("%s: %v", what, err)
+		}
+	}
+	other := c.pod("web")
+	other.Metadata.Namespace, other.Metadata.Uid = "other", "uid-other"
+	if _, err := c.RestorePod(ctx, &cri.RestorePodRequest{CheckpointPath: dir, Config: other, RuntimeHandler: "cocoon", ContainerConfigs: want.ContainerConfigs}); status.Code(err) != codes.NotFound {
+		t.Errorf("into another namespace: %v", err)
+	}
+	got, err := c.RestorePod(ctx, want)
+	must(err)
+	ids := map[string]string{}
+	for _, r := range got.GetRestoredContainers() {
+		ids[r.GetName()] = r.GetContainerId()
+	}
+	if len(ids) != 2 || got.GetPodSandboxId() == sandbox {
+		t.Fatalf("restored: %v", got)
+	}
+	for _, id := range ids {
+		c.is(id, cri.ContainerState_CONTAINER_CREATED)
+	}
+	nextLog := filepath.Join(c.logs, "next/app/0.log")
+	if lines := c.texts(nextLog); len(lines) > 0 {
+		t.Errorf("before it is started: %v", lines)
+	}
+	if n, err := os.ReadFile(filepath.Join(c.dir, "volumes/next/empty/n")); err == nil {
+		t.Errorf("before it is started, it has written %s", n)
+	}
+	c.crash()
+	c.serves()
+	for _, name := range []string{"side", "app"} {
+		c.begin(ids[name])
+		c.is(ids[name], cri.ContainerState_CONTAINER_RUNNING)
+	}
+	c.until("the counter goes on", func() bool { first, last := c.counted(nextLog); return first > 0 && last > first+3 })
+	if first, _ := c.counted(nextLog); first <= before || first > after+3 {
+		t.Errorf("the counter, which was between %d and %d, goes on with %d", before, after, first)
+	}
+	if out, err := c.sync(ids["side"], 60, "sh", "-c", "cat /secret/key /etc/hosts; hostname"); err != nil || string(out.GetStdout()) != "of next10.0.0.9 next\nweb\n" {
+		t.Errorf("the restored pod has %v, %v", out, err)
+	}
+	c.until("it writes to its volume", func() bool {
+		n, err := os.ReadFile(filepath.Join(c.dir, "volumes/next/empty/n"))
+		return err == nil && len(n) > 0
+	})
+	st, err := c.PodSandboxStatus(ctx, &cri.PodSandboxStatusRequest{PodSandboxId: got.GetPodSandboxId()})
+	must(err)
+	src, err := c.PodSandboxStatus(ctx, &cri.PodSandboxStatusRequest{PodSandboxId: sandbox})
+	must(err)
+	if a, b := st.GetStatus().GetNetwork().GetIp(), src.GetStatus().GetNetwork().GetIp(); a == "" || a == b {
+		t.Errorf("both pods have the addresses %s and %s", a, b)
+	}
+	late := c.create(got.GetPodSandboxId(), next, "late", "echo late", mounts("next")...)
+	c.begin(late)
+	c.is(late, cri.ContainerState_CONTAINER_EXITED)
+	if _, err := c.StopContainer(ctx, &cri.StopContainerRequest{ContainerId: ids["app"]}); err != nil {
+		t.Error(err)
+	}
+	c.is(ids["app"], cri.ContainerState_CONTAINER_EXITED)
+
+	// A pod that is not started is removed as any other.
+	again := c.pod("again")
+	againApp, againSide := configs("again")
+	idle, err := c.RestorePod(ctx, &cri.RestorePodRequest{CheckpointPath: dir, Config: again, RuntimeHandler: "cocoon", ContainerConfigs: []*cri.ContainerConfig{againApp, againSide}})
+	must(err)
+	_, err = c.RemoveContainer(ctx, &cri.RemoveContainerRequest{ContainerId: idle.GetRestoredContainers()[0].GetContainerId()})
+	must(err)
+	for _, id := range []string{sandbox, got.GetPodSandboxId(), idle.GetPodSandboxId()} {
+		if _, err := c.StopPodSandbox(ctx, &cri.StopPodSandboxRequest{PodSandboxId: id}); err != nil {
+			t.Error(err)
+		}
+		if _, err := c.RemovePodSandbox(ctx, &cri.RemovePodSandboxRequest{PodSandboxId: id}); err != nil {
+			t.Error(err)
+		}
+	}
+	if all, err := c.List(ctx); err != nil || len(all) != 0 {
+		t.Errorf("left: %v, %v", all, err)
+	}
+	if b, err := os.ReadFile("/proc/self/mountinfo"); err != nil || strings.Contains(string(b), c.dir) {
+		t.Errorf("a mount is left, or %v", err)
+	}
+}

@@ -1,0 +1,197 @@
+package engine_test
+
+import (
+	"context"
+	"errors"
+	"os"
+	"path/filepath"
+	"slices"
+	"strings"
+	"sync/atomic"
+	"testing"
+
+	"cocoonstack.io/cocoon/internal/errdefs"
+	"cocoonstack.io/cocoon/internal/snapshot"
+	"cocoonstack.io/cocoon/internal/vm"
+)
+
+// foldered is a container with a folder of the node.
+func foldered(name, dir string) vm.Container {
+	c := manual(name)
+	c.Volumes = []vm.Volume{{Name: "data", Kind: vm.VolumeDir, Dir: &vm.HostDir{Path: dir, Trusted: true}}}
+	c.Mounts = []vm.Mount{{Volume: "data", Path: "/data"}}
+	return c
+}
+
+func runsFoldered(ctx context.Context, r *rig) error {
+	_, err := r.Launch(ctx, sandbox())
+	err = errors.Join(err, until(ctx, r, ready), write(ctx, r, "one."))
+	_, failed := r.AddContainer(ctx, "web", foldered("app", "/"))
+	if err = errors.Join(err, failed); err == nil {
+		_, err = r.StartContainer(ctx, "web", "app")
+	}
+	return err
+}
+
+// checkpointed saves the sandbox, and returns a folder with its snapshot.
+func checkpointed(ctx context.Context, r *rig, name string) (string, error) {
+	if _, err := r.SaveSnapshot(ctx, "web", vm.SaveSpec{Name: name}); err != nil {
+		return "", err
+	}
+	h, err := r.world.Snapshots().Hold(ctx, name)
+	if err != nil {
+		return "", err
+	}
+	defer h.Release()
+	dir := filepath.Join(r.dir, "exports", name)
+	return dir, errors.Join(os.MkdirAll(filepath.Dir(dir), 0o755), r.world.Snapshots().ExportDir(ctx, h, dir))
+}
+
+func again(dir, name string) vm.SandboxClone {
+	s := sandbox()
+	s.Name, s.Labels, s.CgroupParent = name, map[string]string{"pod": "again"}, "/kubepods/pod2"
+	return vm.SandboxClone{Dir: dir, Spec: s, Containers: []vm.Container{foldered("app", "/")}}
+}
+
+// savedScripts are the operations that save and resume sandboxes.
+func savedScripts() map[string]script {
+	return map[string]script{
+		"save sandbox": {
+			before: runsFoldered,
+			act: func(ctx context.Context, r *rig) error {
+				_, err := r.SaveSnapshot(ctx, "web", vm.SaveSpec{Name: "gold"})
+				return err
+			},
+			after: []vm.State{vm.StateRunning}, disk: []string{"one."},
+		},
+		"resume sandbox": {
+			before: func(ctx context.Context, r *rig) error {
+				if err := runsFoldered(ctx, r); err != nil {
+					return err
+				}
+				_, err := checkpointed(ctx, r, "gold")
+				return err
+			},
+			act: func(ctx context.Context, r *rig) error {
+				_, err := r.CloneSandbox(ctx, again(filepath.Join(r.dir, "exports", "gold"), "again"))
+				return err
+			},
+			after: []vm.State{"", vm.StateRunning}, disk: []string{"one."}, name: "again",
+		},
+	}
+}
+
+// TestSavedSandbox: a sandbox is saved while its containers run, and resumes as another one, with other folders of the node. Its containers go on
+// when they are started.
+func TestSavedSandbox(t *testing.T) {
+	r, ctx := newRig(t), t.Context()
+	if err := runsFoldered(ctx, r); err != nil {
+		t.Fatal(err)
+	}
+	source := r.must(r.Inspect(ctx, "web"))
+	r.must(r.AddContainer(ctx, "web", manual("past")))
+	r.must(r.StartContainer(ctx, "web", "past"))
+	r.world.Guest(source.ID).EndContainer("past", 0)
+	r.await("web", "ended", inState("past", vm.ContainerTerminated))
+	_, err := r.Hibernate(ctx, "web", "")
+	wantClass(t, "a hibernation", err, errdefs.Unsupported)
+
+	dir, err := checkpointed(ctx, r, "gold")
+	if err != nil {
+		t.Fatal(err)
+	}
+	if now := r.must(r.Inspect(ctx, "web")); r.world.Guest(source.ID).Rests() || now.Container("app").Status.State != vm.ContainerRunning {
+		t.Errorf("the source: %+v", now.Container("app"))
+	}
+	text, err := os.ReadFile(filepath.Join(dir, snapshot.FileMeta))
+	if err != nil || strings.Contains(string(text), "trusted") {
+		t.Errorf("the snapshot names what is the node's: %s, %v", text, err)
+	}
+
+	for what, tt := range map[string]struct {
+		change func(*vm.SandboxClone)
+		class  errdefs.Class
+	}{
+		"a container less":    {func(c *vm.SandboxClone) { c.Containers = nil }, errdefs.FailedPrecondition},
+		"one more":            {func(c *vm.SandboxClone) { c.Containers = append(c.Containers, manual("more")) }, errdefs.FailedPrecondition},
+		"one that has ended":  {func(c *vm.SandboxClone) { c.Containers = append(c.Containers, manual("past")) }, errdefs.FailedPrecondition},
+		"another name":        {func(c *vm.SandboxClone) { c.Containers[0].Name = "other" }, errdefs.FailedPrecondition},
+		"no mount":            {func(c *vm.SandboxClone) { c.Containers[0].Volumes, c.Containers[0].Mounts = nil, nil }, errdefs.FailedPrecondition},
+		"another mount":       {func(c *vm.SandboxClone) { c.Containers[0].Mounts[0].Path = "/other" }, errdefs.FailedPrecondition},
+		"a file for a folder": {func(c *vm.SandboxClone) { c.Containers[0].Volumes[0].Dir.File = true }, errdefs.FailedPrecondition},
+		"a folder to read":    {func(c *vm.SandboxClone) { c.Containers[0].Volumes[0].Dir.ReadOnly = true }, errdefs.FailedPrecondition},
+		"a bad cgroup":        {func(c *vm.SandboxClone) { c.Spec.CgroupParent = "../x" }, errdefs.InvalidArgument},
+		"a name in use":       {func(c *vm.SandboxClone) { c.Spec.Name = "web" }, errdefs.AlreadyExists},
+		"no folder":           {func(c *vm.SandboxClone) { c.Dir += "/none" }, errdefs.InvalidArgument},
+	} {
+		c := again(dir, "a")
+		tt.change(&c)
+		_, err := r.CloneSandbox(ctx, c)
+		wantClass(t, what, err, tt.class)
+	}
+	_, err = r.CloneSandbox(r.as("other"), again(dir, "a"))
+	wantClass(t, "of another namespace", err, errdefs.NotFound)
+	_, err = r.Clone(ctx, vm.CloneSpec{Snapshot: "gold", Name: "a"})
+	wantClass(t, "an ordinary clone", err, errdefs.Unsupported)
+	_, err = r.Restore(ctx, "web", "gold")
+	wantClass(t, "an ordinary restore", err, errdefs.Unsupported)
+
+	next := again(dir, "again")
+	next.Containers[0].Volumes[0].Dir.Path = r.dir
+	rec := r.must(r.CloneSandbox(ctx, next))
+	now := r.await("again", "ready", ready)
+	g := r.world.Guest(rec.ID)
+	c := now.Container("app")
+	if c == nil || c.Status.State != vm.ContainerCreated || len(now.Ephemeral) != 1 || g.Rests() || now.Spec.CgroupParent != "/kubepods/pod2" || now.Spec.Labels["pod"] != "again" {
+		t.Fatalf("resumed: %+v, %+v", now.Spec, now.Ephemeral)
+	}
+	for _, path := range g.Folders() {
+		if path != r.dir {
+			t.Errorf("it has the folder %s", path)
+		}
+	}
+	r.restart() // they wait on
+	if now = r.await("again", "ready", ready); now.Container("app").Status.State != vm.ContainerCreated {
+		t.Errorf("after a restart: %+v", now.Container("app"))
+	}
+	if now = r.must(r.StartContainer(ctx, "again", "app")); now.Container("app").Status.State != vm.ContainerRunning {
+		t.Errorf("started: %+v", now.Container("app"))
+	}
+	r.must(r.AddContainer(ctx, "again", manual("later")))
+	if has := r.world.Guest(rec.ID).Has(); !slices.Equal(has, []string{"app", "past", "later"}) {
+		t.Errorf("the guest has %v", has)
+	}
+	r.clearAll("gold")
+}
+
+// TestSaveSandboxFaults: whatever fails while a sandbox is saved, its containers go on.
+func TestSaveSandboxFaults(t *testing.T) {
+	r, ctx := newRig(t), t.Context()
+	var fault atomic.Value
+	fault.Store("")
+	r.world.Fault = func(call string) error {
+		if call == fault.Load() {
+			return errdefs.Unavailablef("told to fail")
+		}
+		return nil
+	}
+	if err := runsFoldered(ctx, r); err != nil {
+		t.Fatal(err)
+	}
+	id := r.must(r.Inspect(ctx, "web")).ID
+	for _, call := range []string{
+		"agent.PauseContainers", "agent.PauseContainers done", "driver.UnplugShare", "driver.UnplugShare done", "driver.Save", "driver.Save done",
+		"driver.PlugShare", "driver.PlugShare done", "agent.ResumeContainers", "agent.ResumeContainers done",
+	} {
+		fault.Store(call)
+		_, err := r.SaveSnapshot(ctx, "web", vm.SaveSpec{Name: "gold"})
+		wantClass(t, call, err, errdefs.Unavailable)
+		fault.Store("")
+		r.eventually("the containers go on after "+call+" failed", func() bool { return !r.world.Guest(id).Rests() })
+		r.await("web", "ready", ready)
+	}
+	if _, err := r.SaveSnapshot(ctx, "web", vm.SaveSpec{Name: "gold"}); err != nil {
+		t.Error(err)
+	}
+	r.clearAll("gold")
+}
