@@ -21,6 +21,7 @@ import (
 	"cocoonstack.io/cocoon/internal/cri/relay"
 	"cocoonstack.io/cocoon/internal/errdefs"
 	"cocoonstack.io/cocoon/internal/image"
+	"cocoonstack.io/cocoon/internal/snapshot"
 	"cocoonstack.io/cocoon/internal/vm"
 )
 
@@ -30,7 +31,8 @@ type oneVM struct {
 	record vm.Record
 }
 
-func (e oneVM) List(context.Context) ([]vm.Record, error) { return []vm.Record{e.record}, nil }
+func (e oneVM) List(context.Context) ([]vm.Record, error)                  { return []vm.Record{e.record}, nil }
+func (e oneVM) ListSnapshots(context.Context) ([]snapshot.Snapshot, error) { return nil, nil }
 func (e oneVM) Inspect(_ context.Context, ref string) (vm.Record, error) {
 	if ref == string(e.record.ID) {
 		return e.record, nil

@@ -60,7 +60,7 @@ func (n *node) designSandbox(ctx context.Context, x snapshot.Snapshot, c vm.Sand
 	switch saved := x.Record.Spec; {
 	case !saved.Sandbox || !x.Live || x.Fresh:
 		return vm.Record{}, nil, errdefs.Invalidf("it is not the snapshot of a sandbox that runs")
-	case x.Owner.Namespace != vm.Behalf(ctx).Namespace:
+	case x.Owner.Namespace != vm.Behalf(ctx).Namespace && !x.Owner.Operator():
 		return vm.Record{}, nil, errdefs.NotFoundf("there is no snapshot of namespace %s in the folder", vm.Behalf(ctx).Namespace)
 	case len(x.Record.Containers) > 0 || len(saved.Volumes) > 0 || len(x.Volumes) > 0 || saved.CgroupParent != "":
 		return vm.Record{}, nil, errdefs.DataLossf("the snapshot is damaged: its sandbox has what no sandbox of a pod can have")

@@ -102,6 +102,10 @@ func TestVMCheckpoint(t *testing.T) {
 	_, err = c.RemoveContainer(ctx, &cri.RemoveContainerRequest{ContainerId: holder})
 	must(err)
 
+	archive := filepath.Join(c.dir, "checkpoint.tar")
+	if _, err := c.CheckpointContainer(ctx, &cri.CheckpointContainerRequest{ContainerId: app, Location: archive}); status.Code(err) != codes.FailedPrecondition {
+		t.Errorf("one of two, by itself: %v", err)
+	}
 	_, before = c.counted(log)
 	if _, err := c.CheckpointPod(ctx, ask); err != nil {
 		t.Fatal(err)
@@ -195,6 +199,33 @@ func TestVMCheckpoint(t *testing.T) {
 	}
 	c.is(ids["app"], cri.ContainerState_CONTAINER_EXITED)
 
+	// A kubelet of today can checkpoint a pod that has one container.
+	for range 2 {
+		_, err = c.CheckpointContainer(ctx, &cri.CheckpointContainerRequest{ContainerId: ids["side"], Location: archive, Timeout: 60})
+		if fi, failed := os.Stat(archive); failed != nil || fi.Mode().Perm() != 0o600 || fi.Size() < 1<<20 {
+			t.Errorf("the archive is %v, %v", fi, failed)
+		}
+	}
+	if err == nil {
+		t.Error("an archive was overwritten")
+	}
+	from, err := os.Open(archive)
+	must(err)
+	defer from.Close()
+	_, err = c.ImportSnapshot(ctx, "imported", "", from, nil)
+	must(err)
+	out := filepath.Join(c.dir, "imported")
+	must(c.ExportSnapshotDir(ctx, "imported", out))
+	third := c.pod("third")
+	_, thirdSide := configs("third")
+	three, err := c.RestorePod(ctx, &cri.RestorePodRequest{CheckpointPath: out, Config: third, RuntimeHandler: "cocoon", ContainerConfigs: []*cri.ContainerConfig{thirdSide}})
+	must(err)
+	c.begin(three.GetRestoredContainers()[0].GetContainerId())
+	if out, err := c.sync(three.GetRestoredContainers()[0].GetContainerId(), 60, "cat", "/secret/key"); err != nil || string(out.GetStdout()) != "of third" {
+		t.Errorf("from an archive: %v, %v", out, err)
+	}
+	must(c.RemoveSnapshot(ctx, "imported"))
+
 	// A pod that is not started is removed as any other.
 	again := c.pod("again")
 	againApp, againSide := configs("again")
@@ -202,7 +233,7 @@ func TestVMCheckpoint(t *testing.T) {
 	must(err)
 	_, err = c.RemoveContainer(ctx, &cri.RemoveContainerRequest{ContainerId: idle.GetRestoredContainers()[0].GetContainerId()})
 	must(err)
-	for _, id := range []string{sandbox, got.GetPodSandboxId(), idle.GetPodSandboxId()} {
+	for _, id := range []string{sandbox, got.GetPodSandboxId(), idle.GetPodSandboxId(), three.GetPodSandboxId()} {
 		if _, err := c.StopPodSandbox(ctx, &cri.StopPodSandboxRequest{PodSandboxId: id}); err != nil {
 			t.Error(err)
 		}

@@ -2,11 +2,14 @@ package pod
 
 import (
 	"context"
+	"errors"
 	"fmt"
+	"io"
 	"os"
 	"path/filepath"
 	"slices"
 	"strings"
+	"time"
 
 	cri "k8s.io/cri-api/pkg/apis/runtime/v1"
 
@@ -24,6 +27,7 @@ type Saver interface {
 	SaveSnapshot(ctx context.Context, ref string, spec vm.SaveSpec) (snapshot.Snapshot, error)
 	ListSnapshots(ctx context.Context) ([]snapshot.Snapshot, error)
 	RemoveSnapshot(ctx context.Context, ref string) error
+	ExportSnapshot(ctx context.Context, ref string, w io.Writer) error
 	ExportSnapshotDir(ctx context.Context, ref, dir string) error
 	SnapshotInDir(ctx context.Context, dir string) (snapshot.Snapshot, error)
 	CloneSandbox(ctx context.Context, c vm.SandboxClone) (vm.Record, error)
@@ -36,38 +40,83 @@ const checkpointPrefix = "checkpoint-"
 // Errors: InvalidArgument, FailedPrecondition for containers that do not run, or of which a program has a file of the node open.
 func (s *Service) CheckpointPod(ctx context.Context, req *cri.CheckpointPodRequest) (*cri.CheckpointPodResponse, error) {
 	r, err := s.sandbox(ctx, req.GetPodSandboxId())
-	if err == nil {
-		err = checkpointable(r, req)
-	}
 	if err != nil {
 		return nil, err
 	}
-	x, err := s.engine.SaveSnapshot(ctx, string(r.ID), vm.SaveSpec{
-		Name: checkpointPrefix + string(vm.NewID()), Labels: map[string]string{contract.VMLabelCRIHandler: r.Spec.Labels[contract.VMLabelCRIHandler]},
-	})
-	if err != nil {
-		return nil, fmt.Errorf("checkpoint sandbox %s: %w", req.GetPodSandboxId(), err)
-	}
-	defer s.dropCheckpoint(context.WithoutCancel(ctx), x)
-	if err := s.engine.ExportSnapshotDir(ctx, x.ID, req.GetOutputPath()); err != nil {
-		return nil, fmt.Errorf("checkpoint sandbox %s: %w", req.GetPodSandboxId(), err)
-	}
-	return &cri.CheckpointPodResponse{}, nil
-}
-
-// checkpointable checks a request before anything changes.
-func checkpointable(r vm.Record, req *cri.CheckpointPodRequest) error {
 	out := req.GetOutputPath()
 	switch fi, err := os.Lstat(out); {
 	case len(req.GetOptions()) > 0:
-		return errdefs.Invalidf("checkpoints of VM pods have no options; leave them out")
+		return nil, errNoOptions()
 	case !filepath.IsAbs(out):
-		return errdefs.Invalidf("the path %q of the checkpoint is not absolute", out)
+		return nil, errdefs.Invalidf("the path %q of the checkpoint is not absolute", out)
 	case err != nil:
-		return errdefs.New(errdefs.InvalidArgument, "the folder of the checkpoint: %w", err)
+		return nil, errdefs.New(errdefs.InvalidArgument, "the folder of the checkpoint: %w", err)
 	case !fi.IsDir():
-		return errdefs.Invalidf("the path %s of the checkpoint is no folder", out)
-	case r.State != vm.StateRunning:
+		return nil, errdefs.Invalidf("the path %s of the checkpoint is no folder", out)
+	}
+	if err := checkpointable(r, req.GetContainerIds()); err != nil {
+		return nil, err
+	}
+	return &cri.CheckpointPodResponse{}, s.checkpoint(ctx, r, func(id string) error { return s.engine.ExportSnapshotDir(ctx, id, out) })
+}
+
+// CheckpointContainer writes a checkpoint of the whole pod, as a tar archive, to a file that does not exist yet. A kubelet calls it for the checkpoints
+// of its own API.
+// Errors: as for CheckpointPod; FailedPrecondition if another container of the pod runs.
+func (s *Service) CheckpointContainer(ctx context.Context, req *cri.CheckpointContainerRequest) (*cri.CheckpointContainerResponse, error) {
+	r, _, err := s.container(ctx, req.GetContainerId())
+	switch {
+	case err != nil:
+		return nil, err
+	case !filepath.IsAbs(req.GetLocation()):
+		return nil, errdefs.Invalidf("the path %q of the checkpoint is not absolute", req.GetLocation())
+	}
+	if err := checkpointable(r, []string{req.GetContainerId()}); err != nil {
+		return nil, err
+	}
+	if limit := req.GetTimeout(); limit > 0 {
+		var cancel context.CancelFunc
+		ctx, cancel = context.WithTimeout(ctx, time.Duration(limit)*time.Second)
+		defer cancel()
+	}
+	return &cri.CheckpointContainerResponse{}, s.checkpoint(ctx, r, func(id string) error { return s.archive(ctx, id, req.GetLocation()) })
+}
+
+// archive writes a snapshot to a new file, which nobody else can read.
+func (s *Service) archive(ctx context.Context, id, file string) (err error) {
+	f, err := os.OpenFile(file, os.O_WRONLY|os.O_CREATE|os.O_EXCL, 0o600)
+	if err != nil {
+		return fmt.Errorf("write the checkpoint: %w", err)
+	}
+	err = s.engine.ExportSnapshot(ctx, id, f)
+	if err = errors.Join(err, f.Sync(), f.Close()); err != nil {
+		err = errors.Join(err, os.Remove(file))
+	}
+	return err
+}
+
+// checkpoint saves a sandbox and exports what it has saved.
+func (s *Service) checkpoint(ctx context.Context, r vm.Record, export func(id string) error) error {
+	x, err := s.engine.SaveSnapshot(ctx, string(r.ID), vm.SaveSpec{
+		Name: checkpointPrefix + string(vm.NewID()), Labels: map[string]string{contract.VMLabelCRIHandler: r.Spec.Labels[contract.VMLabelCRIHandler]},
+	})
+	if err == nil {
+		defer s.dropCheckpoint(context.WithoutCancel(ctx), x)
+		err = export(x.ID)
+	}
+	if err != nil {
+		return fmt.Errorf("checkpoint sandbox %s: %w", convert.SandboxID(r.ID), err)
+	}
+	return nil
+}
+
+func errNoOptions() error {
+	return errdefs.Invalidf("checkpoints of VM pods have no options; leave them out")
+}
+
+// checkpointable refuses a checkpoint that is not of all containers of a sandbox that run.
+func checkpointable(r vm.Record, ids []string) error {
+	if r.State != vm.StateRunning {
 		return errdefs.Preconditionf("the sandbox is not ready: %s", r.Message)
 	}
 	var running []string
@@ -80,7 +129,7 @@ func checkpointable(r vm.Record, req *cri.CheckpointPodRequest) error {
 			return errdefs.Preconditionf("container %s does not run yet; start it, or remove it", convert.ContainerID(r.ID, e.Spec.Name))
 		}
 	}
-	want := slices.Sorted(slices.Values(req.GetContainerIds()))
+	want := slices.Sorted(slices.Values(ids))
 	slices.Sort(running)
 	if len(want) == 0 || !slices.Equal(want, running) {
 		return errdefs.Preconditionf("the checkpoint of a VM has all containers that run, which are %s; name each of them once", strings.Join(running, ", "))
@@ -117,7 +166,7 @@ func (s *Service) RestorePod(ctx context.Context, req *cri.RestorePodRequest) (*
 	case err != nil:
 		return nil, err
 	case len(req.GetOptions()) > 0:
-		return nil, errdefs.Invalidf("checkpoints of VM pods have no options; leave them out")
+		return nil, errNoOptions()
 	case !filepath.IsAbs(req.GetCheckpointPath()):
 		return nil, errdefs.Invalidf("the path %q of the checkpoint is not absolute", req.GetCheckpointPath())
 	}
@@ -125,7 +174,7 @@ func (s *Service) RestorePod(ctx context.Context, req *cri.RestorePodRequest) (*
 	if err != nil {
 		return nil, fmt.Errorf("restore pod %s/%s: %w", owner.Namespace, req.GetConfig().GetMetadata().GetName(), err)
 	}
-	if x.Owner.Namespace != owner.Namespace { // before anything of it is told
+	if x.Owner.Namespace != owner.Namespace && !x.Owner.Operator() { // before anything of it is told
 		return nil, errdefs.NotFoundf("there is no checkpoint of namespace %s in %s", owner.Namespace, req.GetCheckpointPath())
 	}
 	c := vm.SandboxClone{Dir: req.GetCheckpointPath(), Spec: spec}
