@@ -100,11 +100,9 @@ func (s *Server) ResumeContainers(ctx context.Context, r *guestv1.ResumeContaine
 	}
 	var goOn []*container
 	for _, c := range p.paused.frozen {
-		if slices.Contains(r.GetHeld(), c.name) {
-			p.hold(c)
-			continue
+		if !slices.Contains(r.GetHeld(), c.name) || !p.hold(c) {
+			goOn = append(goOn, c)
 		}
-		goOn = append(goOn, c)
 	}
 	if err := thawContainers(goOn); err != nil {
 		return nil, fmt.Errorf("resume the containers: %w", err)
@@ -113,15 +111,16 @@ func (s *Server) ResumeContainers(ctx context.Context, r *guestv1.ResumeContaine
 	return &guestv1.ResumeContainersReply{}, nil
 }
 
-// hold makes a paused container wait for start, unless it waits already.
-func (p *containers) hold(c *container) {
-	p.change(func() {
-		if c.status.State != vm.ContainerRunning {
-			return
-		}
+// hold makes a paused container wait for start, and reports whether it has processes that stand still until then.
+func (p *containers) hold(c *container) bool {
+	p.mu.Lock()
+	defer p.mu.Unlock()
+	if c.status.State == vm.ContainerRunning {
 		was := c.status
 		c.held, c.status = &was, vm.ContainerStatus{State: vm.ContainerCreated}
-	})
+		p.wake()
+	}
+	return c.held != nil
 }
 
 // letGo lets a held container go on. Preconditions: mu is held.

@@ -3,6 +3,7 @@
 package cri
 
 import (
+	"encoding/json"
 	"fmt"
 	"os"
 	"path/filepath"
@@ -132,6 +133,7 @@ func TestKubeletLives(t *testing.T) {
 		return out
 	}, "400m 96Mi 0")
 	c.Kubectl(t, "", "wait", "--for=condition=Ready", "pod/grows-cocoon", "--timeout=180s")
+	checkpoints(t, c)
 	inside := func() string {
 		out, _ := c.TryKubectl(t, "", "exec", "grows-cocoon", "--", "sh", "-c", "grep -c ^processor /proc/cpuinfo; awk '/MemTotal/ {print ($2 > 250000)}' /proc/meminfo")
 		return strings.Join(strings.Fields(out), " ")
@@ -150,4 +152,22 @@ func TestKubeletLives(t *testing.T) {
 	}
 	c.Kubectl(t, "", "wait", "--for=delete", "pod/static-"+kubelettest.Name, "--timeout=120s")
 	c.Kubectl(t, "", "delete", "pod", "--all", "--timeout=120s")
+}
+
+// checkpoints asks the kubelet for a checkpoint of a VM pod, which runs on.
+func checkpoints(t *testing.T, c *kubetest.Cluster) {
+	t.Helper()
+	out := c.Kubectl(t, "", "create", "--raw", "/api/v1/nodes/"+kubelettest.Name+"/proxy/checkpoint/default/grows-cocoon/main", "-f", "/dev/null")
+	var made struct {
+		Items []string `json:"items"`
+	}
+	if err := json.Unmarshal([]byte(out), &made); err != nil || len(made.Items) != 1 {
+		t.Fatalf("the kubelet answers %q, %v", out, err)
+	}
+	if fi, err := os.Stat(made.Items[0]); err != nil || fi.Mode().Perm() != 0o600 || fi.Size() < 1<<20 {
+		t.Errorf("the checkpoint is %v, %v", fi, err)
+	}
+	if got := c.Kubectl(t, "", "get", "pod", "grows-cocoon", "-o", "jsonpath={.status.containerStatuses[0].ready} {.status.containerStatuses[0].restartCount}"); got != "true 0" {
+		t.Errorf("after its checkpoint the container is %q", got)
+	}
 }

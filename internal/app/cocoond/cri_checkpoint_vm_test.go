@@ -12,6 +12,8 @@ import (
 	"google.golang.org/grpc/codes"
 	"google.golang.org/grpc/status"
 	cri "k8s.io/cri-api/pkg/apis/runtime/v1"
+
+	"cocoonstack.io/cocoon/internal/vm"
 )
 
 // counted returns the first and the last number in the log of a counter.
@@ -77,6 +79,15 @@ func TestVMCheckpoint(t *testing.T) {
 		}
 	}
 	refused("a container that was not started", codes.FailedPrecondition, ask)
+	all, err := c.List(ctx)
+	must(err)
+	saves := func(id vm.ID) { // by hand, with a container that waits for its start
+		t.Helper()
+		_, err := c.SaveSnapshot(ctx, string(id), vm.SaveSpec{Name: "by-hand"})
+		must(err)
+		must(c.RemoveSnapshot(ctx, "by-hand"))
+	}
+	saves(all[0].ID)
 	c.begin(side)
 	refused("one of two", codes.FailedPrecondition, &cri.CheckpointPodRequest{PodSandboxId: sandbox, OutputPath: dir, ContainerIds: []string{app}})
 	refused("one twice", codes.FailedPrecondition, &cri.CheckpointPodRequest{PodSandboxId: sandbox, OutputPath: dir, ContainerIds: []string{app, app, side}})
@@ -91,7 +102,7 @@ func TestVMCheckpoint(t *testing.T) {
 	refused("an open file", codes.FailedPrecondition, &cri.CheckpointPodRequest{PodSandboxId: sandbox, OutputPath: dir, ContainerIds: []string{app, side, holder}})
 	_, before := c.counted(log)
 	c.until("it counts on", func() bool { _, last := c.counted(log); return last > before+3 })
-	_, err := c.RemoveContainer(ctx, &cri.RemoveContainerRequest{ContainerId: holder})
+	_, err = c.RemoveContainer(ctx, &cri.RemoveContainerRequest{ContainerId: holder})
 	must(err)
 	hider := scripted("hider", "unshare -m sh -c 'echo hidden; sleep 100000'", mounts("web")...)
 	hider.Linux.SecurityContext = &cri.LinuxContainerSecurityContext{Privileged: true}
@@ -102,6 +113,14 @@ func TestVMCheckpoint(t *testing.T) {
 	_, err = c.RemoveContainer(ctx, &cri.RemoveContainerRequest{ContainerId: holder})
 	must(err)
 
+	const size = "grep -c ^processor /proc/cpuinfo; awk '/MemTotal/ {print ($2 > 200000)}' /proc/meminfo"
+	sizeOf := func(id string) string {
+		out, err := c.sync(id, 60, "sh", "-c", size)
+		return strings.Join(strings.Fields(string(out.GetStdout())), " ") + fmt.Sprint(err)
+	}
+	_, err = c.UpdatePodSandboxResources(ctx, &cri.UpdatePodSandboxResourcesRequest{PodSandboxId: sandbox, Resources: &cri.LinuxContainerResources{CpuPeriod: 100000, CpuQuota: 200000, MemoryLimitInBytes: 192 << 20}})
+	must(err)
+	c.until("the VM has grown", func() bool { return sizeOf(side) == "2 1<nil>" })
 	archive := filepath.Join(c.dir, "checkpoint.tar")
 	if _, err := c.CheckpointContainer(ctx, &cri.CheckpointContainerRequest{ContainerId: app, Location: archive}); status.Code(err) != codes.FailedPrecondition {
 		t.Errorf("one of two, by itself: %v", err)
@@ -124,8 +143,23 @@ func TestVMCheckpoint(t *testing.T) {
 		t.Errorf("snapshots that are left: %v, %v", all, err)
 	}
 
-	c.crash()
-	c.serves()
+	for what, files := range map[string]string{"it saves": filepath.Join(c.dir, "state/snapshots/tmp/*/memory-ranges"), "it exports": filepath.Join(c.dir, "cut/*")} {
+		cut := filepath.Join(c.dir, "cut")
+		must(os.RemoveAll(cut))
+		must(os.Mkdir(cut, 0o700))
+		ended := make(chan error, 1)
+		go func() {
+			_, err := c.CheckpointPod(ctx, &cri.CheckpointPodRequest{PodSandboxId: sandbox, OutputPath: cut, ContainerIds: ask.ContainerIds})
+			ended <- err
+		}()
+		c.until(what, func() bool { found, _ := filepath.Glob(files); return len(found) > 0 })
+		c.crash()
+		t.Logf("killed while %s: %v", what, <-ended)
+		c.serves()
+		_, now := c.counted(log)
+		c.until("it counts after cocoond was killed while "+what, func() bool { _, last := c.counted(log); return last > now+3 })
+		c.until("the snapshot of the checkpoint is gone", func() bool { all, err := c.ListSnapshots(ctx); return err == nil && len(all) == 0 })
+	}
 	next := c.pod("web")
 	next.Metadata.Uid, next.LogDirectory = "uid-next", filepath.Join(c.logs, "next")
 	nextApp, nextSide := configs("next")
@@ -167,6 +201,13 @@ func TestVMCheckpoint(t *testing.T) {
 	if n, err := os.ReadFile(filepath.Join(c.dir, "volumes/next/empty/n")); err == nil {
 		t.Errorf("before it is started, it has written %s", n)
 	}
+	saves(vm.ID(strings.TrimPrefix(got.GetPodSandboxId(), "vm-")))
+	for _, id := range ids {
+		c.is(id, cri.ContainerState_CONTAINER_CREATED)
+	}
+	if n, err := os.ReadFile(filepath.Join(c.dir, "volumes/next/empty/n")); err == nil {
+		t.Errorf("saved before it is started, it has written %s", n)
+	}
 	c.crash()
 	c.serves()
 	for _, name := range []string{"side", "app"} {
@@ -184,6 +225,9 @@ func TestVMCheckpoint(t *testing.T) {
 		n, err := os.ReadFile(filepath.Join(c.dir, "volumes/next/empty/n"))
 		return err == nil && len(n) > 0
 	})
+	if got := sizeOf(ids["side"]); got != "2 1<nil>" {
+		t.Errorf("the size of the restored VM is %s", got)
+	}
 	st, err := c.PodSandboxStatus(ctx, &cri.PodSandboxStatusRequest{PodSandboxId: got.GetPodSandboxId()})
 	must(err)
 	src, err := c.PodSandboxStatus(ctx, &cri.PodSandboxStatusRequest{PodSandboxId: sandbox})
@@ -241,7 +285,7 @@ func TestVMCheckpoint(t *testing.T) {
 			t.Error(err)
 		}
 	}
-	if all, err := c.List(ctx); err != nil || len(all) != 0 {
+	if all, err = c.List(ctx); err != nil || len(all) != 0 {
 		t.Errorf("left: %v, %v", all, err)
 	}
 	if b, err := os.ReadFile("/proc/self/mountinfo"); err != nil || strings.Contains(string(b), c.dir) {
