@@ -11,12 +11,14 @@ import (
 	"google.golang.org/grpc/codes"
 	"google.golang.org/grpc/status"
 	cri "k8s.io/cri-api/pkg/apis/runtime/v1"
+
+	"cocoonstack.io/cocoon/internal/testkit/loopdev"
 )
 
 // disks gives two containers a block device of the node, and the files of an image.
 func (c *criClient) disks(sandbox string, p *cri.PodSandboxConfig) {
 	c.t.Helper()
-	dev, link := loopDevice(c.t, 64<<20), filepath.Join(c.dir, "claim")
+	dev, link := loopdev.New(c.t, 64<<20), filepath.Join(c.dir, "claim")
 	if err := os.Symlink(dev, link); err != nil { // as a kubelet has it
 		c.t.Fatal(err)
 	}

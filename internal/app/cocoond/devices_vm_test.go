@@ -3,49 +3,23 @@
 package cocoond_test
 
 import (
-	"context"
 	"errors"
 	"os"
 	"os/exec"
-	"path/filepath"
-	"strings"
 	"testing"
 
 	"golang.org/x/sys/unix"
 
 	"cocoonstack.io/cocoon/internal/errdefs"
+	"cocoonstack.io/cocoon/internal/testkit/loopdev"
 	"cocoonstack.io/cocoon/internal/testkit/need"
 	"cocoonstack.io/cocoon/internal/vm"
 	"cocoonstack.io/cocoon/internal/volume"
 )
 
-// loopDevice makes a block device of a file with size zero bytes.
-func loopDevice(t *testing.T, size int64) (dev string) {
-	t.Helper()
-	if _, err := os.Stat("/dev/loop-control"); err != nil {
-		need.Missing(t, "loop devices")
-	}
-	file := filepath.Join(t.TempDir(), "disk")
-	if err := errors.Join(os.WriteFile(file, nil, 0o600), os.Truncate(file, size)); err != nil {
-		t.Fatal(err)
-	}
-	losetup := need.Tool(t, "losetup")
-	out, err := exec.CommandContext(t.Context(), losetup, "--show", "--find", file).Output()
-	if err != nil {
-		t.Fatal(err)
-	}
-	dev = strings.TrimSpace(string(out))
-	t.Cleanup(func() {
-		if err := exec.CommandContext(context.WithoutCancel(t.Context()), losetup, "--detach", dev).Run(); err != nil {
-			t.Error(err)
-		}
-	})
-	return dev
-}
-
 // TestVMDevice: a guest uses a block device of the host as a volume, which the host cannot use meanwhile, whatever becomes of cocoond.
 func TestVMDevice(t *testing.T) {
-	dev := loopDevice(t, 32<<20)
+	dev := loopdev.New(t, 32<<20)
 	n := newNode(t, "volumeDevices: [disk="+dev+"]")
 	run := func(name string) error {
 		_, err := n.Launch(t.Context(), vm.Spec{

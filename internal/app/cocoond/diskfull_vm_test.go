@@ -16,6 +16,7 @@ import (
 	"golang.org/x/sys/unix"
 
 	"cocoonstack.io/cocoon/internal/errdefs"
+	"cocoonstack.io/cocoon/internal/testkit/loopdev"
 	"cocoonstack.io/cocoon/internal/testkit/need"
 	"cocoonstack.io/cocoon/internal/vm"
 	"cocoonstack.io/cocoon/internal/volume"
@@ -82,7 +83,7 @@ func TestVMVolumeFull(t *testing.T) {
 	if err := os.MkdirAll(store, 0o711); err != nil {
 		t.Fatal(err)
 	}
-	dev := loopDevice(t, 64<<20)
+	dev := loopdev.New(t, 64<<20)
 	if out, err := exec.CommandContext(t.Context(), mkfs, "-q", "-m", "0", dev).CombinedOutput(); err != nil {
 		t.Fatalf("%v: %s", err, out)
 	}

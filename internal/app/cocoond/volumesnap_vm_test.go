@@ -12,6 +12,7 @@ import (
 	"golang.org/x/sys/unix"
 
 	"cocoonstack.io/cocoon/internal/errdefs"
+	"cocoonstack.io/cocoon/internal/testkit/loopdev"
 	"cocoonstack.io/cocoon/internal/testkit/need"
 	"cocoonstack.io/cocoon/internal/vm"
 	"cocoonstack.io/cocoon/internal/volume"
@@ -21,7 +22,7 @@ import (
 func xfs(t *testing.T) string {
 	t.Helper()
 	mkfs := need.Tool(t, "mkfs.xfs")
-	dev, dir := loopDevice(t, 2<<30), t.TempDir()
+	dev, dir := loopdev.New(t, 2<<30), t.TempDir()
 	if out, err := exec.CommandContext(t.Context(), mkfs, "-q", "-m", "reflink=1", dev).CombinedOutput(); err != nil {
 		t.Fatalf("%v: %s", err, out)
 	}

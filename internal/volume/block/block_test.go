@@ -5,7 +5,6 @@ import (
 	"errors"
 	"maps"
 	"os"
-	"os/exec"
 	"path/filepath"
 	"strings"
 	"testing"
@@ -13,7 +12,7 @@ import (
 	"golang.org/x/sys/unix"
 
 	"cocoonstack.io/cocoon/internal/errdefs"
-	"cocoonstack.io/cocoon/internal/testkit/need"
+	"cocoonstack.io/cocoon/internal/testkit/loopdev"
 	"cocoonstack.io/cocoon/internal/vm"
 	"cocoonstack.io/cocoon/internal/volume"
 	"cocoonstack.io/cocoon/internal/volume/block"
@@ -268,32 +267,11 @@ func TestDamagedRecords(t *testing.T) {
 	}
 }
 
-// loop makes a block device of a file.
-func loop(t *testing.T, file string, args ...string) string {
-	t.Helper()
-	need.Root(t)
-	if _, err := os.Stat("/dev/loop-control"); err != nil {
-		need.Missing(t, "loop devices")
-	}
-	losetup := need.Tool(t, "losetup")
-	out, err := exec.CommandContext(t.Context(), losetup, append(args, "--show", "--find", file)...).Output()
-	if err != nil {
-		t.Fatalf("losetup: %v", err)
-	}
-	dev := strings.TrimSpace(string(out))
-	t.Cleanup(func() {
-		if err := exec.CommandContext(context.WithoutCancel(t.Context()), losetup, "--detach", dev).Run(); err != nil {
-			t.Error(err)
-		}
-	})
-	return dev
-}
-
 // TestDeviceIsFenced: a device that a VM has cannot be used by the host, and the other way round.
 func TestDeviceIsFenced(t *testing.T) {
 	base := t.TempDir()
 	dir, file := filepath.Join(base, "store"), disk(t, base, "disk", 4*mib)
-	dev := loop(t, file)
+	dev := loopdev.Of(t, file)
 	link := filepath.Join(base, "by-id")
 	if err := os.Symlink(dev, link); err != nil {
 		t.Fatal(err)
@@ -339,7 +317,7 @@ func TestDeviceIsFenced(t *testing.T) {
 	} else {
 		f.Close()
 	}
-	other := loop(t, disk(t, base, "other", 4*mib))
+	other := loopdev.Of(t, disk(t, base, "other", 4*mib))
 	if err := errors.Join(os.Remove(link), os.Symlink(other, link)); err != nil {
 		t.Fatal(err)
 	}
@@ -347,7 +325,7 @@ func TestDeviceIsFenced(t *testing.T) {
 	if _, _, err := s.Attach(t.Context(), "db", user, volume.Mode{}); !errdefs.IsFailedPrecondition(err) || !strings.Contains(err.Error(), "another device") {
 		t.Errorf("a device that was renumbered: %v", err)
 	}
-	fixed := loop(t, disk(t, base, "fixed", mib), "--read-only")
+	fixed := loopdev.Of(t, disk(t, base, "fixed", mib), "--read-only")
 	_ = s.Close()
 	more := maps.Clone(devices)
 	more["fixed"] = fixed
