@@ -85,14 +85,16 @@ func (m *machine) shareOwn(ctx context.Context, c vm.Container) error {
 	return nil
 }
 
-// Share implements session.VM.
+// Share implements session.VM. The folders of a guest that has only been without the device are mounted still, and may not exist any more where they
+// came from.
 func (g guestVM) Share(ctx context.Context) error {
 	plugger, err := g.folderPlugger()
 	if err != nil {
 		return err
 	}
-	for _, e := range g.record().Ephemeral {
-		if e.Record.Status.State == vm.ContainerTerminated {
+	r := g.record()
+	for _, e := range r.Ephemeral {
+		if r.Resume == nil || e.Record.Status.State == vm.ContainerTerminated {
 			continue
 		}
 		if err := g.shareOwn(ctx, e.Spec); err != nil {

@@ -38,12 +38,16 @@ func checkpointed(ctx context.Context, r *rig, name string) (string, error) {
 	if _, err := r.SaveSnapshot(ctx, "web", vm.SaveSpec{Name: name}); err != nil {
 		return "", err
 	}
+	return exported(ctx, r, name, name)
+}
+
+func exported(ctx context.Context, r *rig, name, to string) (string, error) {
 	h, err := r.world.Snapshots().Hold(ctx, name)
 	if err != nil {
 		return "", err
 	}
 	defer h.Release()
-	dir := filepath.Join(r.dir, "exports", name)
+	dir := filepath.Join(r.dir, "exports", to)
 	return dir, errors.Join(os.MkdirAll(filepath.Dir(dir), 0o755), r.world.Snapshots().ExportDir(ctx, h, dir))
 }
 
@@ -103,6 +107,19 @@ func TestSavedSandbox(t *testing.T) {
 	if now := r.must(r.Inspect(ctx, "web")); r.world.Guest(source.ID).Rests() || now.Container("app").Status.State != vm.ContainerRunning {
 		t.Errorf("the source: %+v", now.Container("app"))
 	}
+	gone := filepath.Join(r.dir, "gone")
+	if err := os.Mkdir(gone, 0o755); err != nil {
+		t.Fatal(err)
+	}
+	r.must(r.AddContainer(ctx, "web", foldered("lost", gone)))
+	if err := os.Remove(gone); err != nil {
+		t.Fatal(err)
+	}
+	r.restart() // the guest has it still
+	r.await("web", "ready", ready)
+	if err := r.RemoveContainer(ctx, "web", "lost"); err != nil {
+		t.Fatal(err)
+	}
 	text, err := os.ReadFile(filepath.Join(dir, snapshot.FileMeta))
 	if err != nil || strings.Contains(string(text), "trusted") {
 		t.Errorf("the snapshot names what is the node's: %s, %v", text, err)
@@ -129,8 +146,20 @@ func TestSavedSandbox(t *testing.T) {
 		_, err := r.CloneSandbox(ctx, c)
 		wantClass(t, what, err, tt.class)
 	}
-	_, err = r.CloneSandbox(r.as("other"), again(dir, "a"))
+	owned := func(by vm.Owner) {
+		t.Helper()
+		if _, err := r.world.Snapshots().Update(ctx, "gold", func(x *snapshot.Snapshot) { x.Owner = by }); err != nil {
+			t.Fatal(err)
+		}
+	}
+	owned(vm.Owner{Namespace: "prod"})
+	theirs, err := exported(ctx, r, "gold", "theirs")
+	if err != nil {
+		t.Fatal(err)
+	}
+	_, err = r.CloneSandbox(r.as("other"), again(theirs, "a"))
 	wantClass(t, "of another namespace", err, errdefs.NotFound)
+	owned(vm.Owner{})
 	_, err = r.Clone(ctx, vm.CloneSpec{Snapshot: "gold", Name: "a"})
 	wantClass(t, "an ordinary clone", err, errdefs.Unsupported)
 	_, err = r.Restore(ctx, "web", "gold")
