@@ -77,10 +77,10 @@ func savedScripts() map[string]script {
 				return err
 			},
 			act: func(ctx context.Context, r *rig) error {
-				_, err := r.CloneSandbox(ctx, again(filepath.Join(r.dir, "exports", "gold"), "again"))
+				_, err := r.CloneSandbox(ctx, again(filepath.Join(r.dir, "exports", "gold"), "a"))
 				return err
 			},
-			after: []vm.State{"", vm.StateRunning}, disk: []string{"one."}, name: "again",
+			after: []vm.State{"", vm.StateRunning}, disk: []string{"one."}, name: "a",
 		},
 	}
 }
