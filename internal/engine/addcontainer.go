@@ -190,7 +190,7 @@ func (a *addition) undo(ctx context.Context, cause error) error {
 			err = plugger.UnplugDisk(ctx, d.Serial)
 		}
 	}
-	stuck := err != nil && len(own) > 0
+	stuck := err != nil && len(own) > 0 && !a.ending()
 	if stuck {
 		a.log.Warn("disks of a container that was not added are still plugged", "vm", a.id, "err", err)
 	}

@@ -20,7 +20,7 @@ func (v containerVerbs) KillContainer(caller context.Context, ref, container str
 	if over, err := v.over(caller, ref, container); over || err != nil {
 		return err
 	}
-	return v.life.ended(caller, v.keeperOf(caller, ref, container, func(ctx context.Context, c call) error {
+	err := v.keeperOf(caller, ref, container, func(ctx context.Context, c call) error {
 		if run < 0 {
 			return errdefs.Invalidf("invalid run %d of container %s; runs are counted from 1", run, container)
 		}
@@ -38,10 +38,17 @@ func (v containerVerbs) KillContainer(caller context.Context, ref, container str
 			return err
 		}
 		return keeper.KillContainer(ctx, r.Container(container).Name, run, grace)
-	}))
+	})
+	if errdefs.IsFailedPrecondition(err) { // it may have ended with the process of the VM meanwhile
+		if over, _ := v.over(caller, ref, container); over {
+			return nil
+		}
+	}
+	return v.life.ended(caller, err)
 }
 
-// over reports whether a container is one that was added and has ended, so that nothing is left to end, whatever its VM does.
+// over reports whether a container is one that was added and has ended, so that nothing is left to end, whatever its VM does. The record may not
+// say so yet.
 // Errors: NotFound (VM).
 func (v containerVerbs) over(caller context.Context, ref, container string) (bool, error) {
 	if err := v.life.ready(caller); err != nil {
@@ -51,9 +58,10 @@ func (v containerVerbs) over(caller context.Context, ref, container string) (boo
 	if err != nil {
 		return false, err
 	}
-	all := m.record().Ephemeral
-	at := find(all, container)
-	return at >= 0 && all[at].Record.Status.State == vm.ContainerTerminated, nil
+	r := m.record()
+	at := find(r.Ephemeral, container)
+	lost := r.Spec.Sandbox && r.State == vm.StateRunning && !m.runs() // another VM may have just resumed
+	return at >= 0 && (lost || r.Ephemeral[at].Record.Status.State == vm.ContainerTerminated), nil
 }
 
 // ReleaseContainer lets the containers of a running VM start that wait for the given one, which holds them.

@@ -149,7 +149,7 @@ func (c call) failed(caller context.Context, err error) error {
 	if caller.Err() == nil && errdefs.IsUnavailable(err) && c.link.Unheard(c.agent) {
 		return silent(c.m)
 	}
-	return c.m.life.ended(caller, err)
+	return c.m.life.ended(caller, c.m.orEnded(err))
 }
 
 // agentOf waits for the agent of a guest that is set up.

@@ -125,7 +125,7 @@ func (x *departure) unplug(ctx context.Context) (outcome, error) {
 
 // unlessOver returns err unless the process of the VM has ended: then the guest has neither the container nor the disks.
 func (x *departure) unlessOver(err error) error {
-	if !x.runs() {
+	if x.ending() {
 		return nil
 	}
 	return err

@@ -62,7 +62,7 @@ func (s *resize) tell(ctx context.Context) (outcome, error) {
 	}
 	now, _ := s.changes()
 	if err := run.link.ResizeContainers(ctx, now, resizePatience); err != nil {
-		return outcome{}, err
+		return outcome{}, s.orEnded(err)
 	}
 	return outcome{change: func(r *vm.Record) {
 		if next, err := r.Resized(s.next); err == nil { // none of them can have been removed meanwhile

@@ -274,6 +274,20 @@ func endedProcess(err error) error {
 	return err
 }
 
+// ending reports whether m has no process, or one that has ended or ends now: for whoever has lost the process or its guest.
+func (m *machine) ending() bool {
+	run := m.run.Load()
+	return run == nil || run.Ending()
+}
+
+// orEnded returns err, which came from the guest of m, as an operation returns it if the guest was lost with the process of m.
+func (m *machine) orEnded(err error) error {
+	if errdefs.IsUnavailable(err) && m.ending() {
+		return errdefs.Preconditionf("its process has ended: %w", err)
+	}
+	return err
+}
+
 // adoptAndSettle settles an operation of which nothing is left to do but to watch the process again.
 func (m *machine) adoptAndSettle(ctx context.Context) error {
 	if err := m.adopt(ctx); err != nil {

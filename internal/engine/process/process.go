@@ -53,6 +53,15 @@ func (p *Process) Over() bool {
 	}
 }
 
+// endTime is how long after its sockets a process may end that is killed.
+const endTime = time.Second
+
+// Ending reports whether the process has ended, or ends now: for whoever has lost a connection to it or to its guest.
+func (p *Process) Ending() bool {
+	Pause(endTime, p.ended, nil)
+	return p.Over()
+}
+
 // Await waits for the end of the process. ended is false if ctx ends first. Otherwise err says why the exit is not known.
 func (p *Process) Await(ctx context.Context) (ended bool, err error) {
 	exit, err := p.Inst.Wait(ctx)

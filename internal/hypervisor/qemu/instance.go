@@ -130,15 +130,20 @@ func status(ctx context.Context, c *qmp.Client) (string, error) {
 	return s.Status, err
 }
 
-// orEnded turns the loss of the connection into NotFound if the process has ended.
+// endTime is how long after its sockets a process may end that is killed.
+const endTime = time.Second
+
+// orEnded turns the loss of the connection into NotFound if the process has ended, or ends now.
 func (i *instance) orEnded(err error) error {
 	if !errdefs.IsUnavailable(err) {
 		return err
 	}
+	t := time.NewTimer(endTime)
+	defer t.Stop()
 	select {
 	case <-i.proc.Done():
 		return i.endedError()
-	default:
+	case <-t.C:
 		return err
 	}
 }
