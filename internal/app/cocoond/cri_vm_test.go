@@ -25,7 +25,8 @@ type criClient struct {
 	logs   string // folder of the pods' logs
 }
 
-func newCRI(t *testing.T) *criClient {
+// newCRI starts a node with a CRI socket, and with additional settings in YAML for its folder.
+func newCRI(t *testing.T, settings ...func(dir string) string) *criClient {
 	t.Helper()
 	dir, err := os.MkdirTemp("", "cocoond-cri-")
 	if err != nil {
@@ -33,7 +34,11 @@ func newCRI(t *testing.T) *criClient {
 	}
 	t.Cleanup(func() { os.RemoveAll(dir) })
 	socket := filepath.Join(dir, "cri.sock")
-	c := &criClient{node: newNodeIn(t, dir, fmt.Sprintf("cri: {socket: %s, containerd: %s/none.sock, size: {memory: 201326592, storage: 134217728}}", socket, dir)), logs: filepath.Join(dir, "logs")}
+	config := []string{fmt.Sprintf("cri: {socket: %s, containerd: %s/none.sock, size: {memory: 201326592, storage: 134217728}}", socket, dir)}
+	for _, s := range settings {
+		config = append(config, s(dir))
+	}
+	c := &criClient{node: newNodeIn(t, dir, config...), logs: filepath.Join(dir, "logs")}
 	conn, err := grpc.NewClient("unix:"+socket, grpc.WithTransportCredentials(insecure.NewCredentials()))
 	if err != nil {
 		t.Fatal(err)
@@ -42,6 +47,13 @@ func newCRI(t *testing.T) *criClient {
 	c.RuntimeServiceClient, c.images = cri.NewRuntimeServiceClient(conn), cri.NewImageServiceClient(conn)
 	c.serves()
 	return c
+}
+
+// in is the same client in a subtest.
+func (c *criClient) in(t *testing.T) *criClient {
+	n, sub := *c.node, *c
+	n.t, sub.node = t, &n
+	return &sub
 }
 
 // serves waits until the socket answers.
