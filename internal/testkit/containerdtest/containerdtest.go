@@ -249,6 +249,9 @@ func (d *Daemon) Kill() {
 	d.process = nil
 }
 
+// Freeze lets containerd stand still until Kill: it takes calls, and answers none.
+func (d *Daemon) Freeze() { _ = d.process.Process.Signal(syscall.SIGSTOP) }
+
 func (d *Daemon) logFile() string { return filepath.Join(d.dir, "log") }
 
 // Log returns what containerd has logged.
