@@ -61,7 +61,7 @@ func (s *Server) pause(ctx context.Context, p *containers) (_ *paused, err error
 	var next paused
 	defer func() {
 		if err != nil {
-			err = errors.Join(err, thawContainers(next.frozen))
+			err = errors.Join(err, p.thaw(next.frozen))
 		}
 	}()
 	var live, ended []volumes.Place
@@ -98,34 +98,31 @@ func (s *Server) ResumeContainers(ctx context.Context, r *guestv1.ResumeContaine
 	if err := p.paused.away.Return(ctx); err != nil {
 		return nil, fmt.Errorf("resume the containers: %w", err)
 	}
-	var goOn []*container
 	for _, c := range p.paused.frozen {
-		if !slices.Contains(r.GetHeld(), c.name) || !p.hold(c) {
-			goOn = append(goOn, c)
+		if slices.Contains(r.GetHeld(), c.name) {
+			p.hold(c)
 		}
 	}
-	if err := thawContainers(goOn); err != nil {
+	if err := p.thaw(p.paused.frozen); err != nil {
 		return nil, fmt.Errorf("resume the containers: %w", err)
 	}
 	p.paused = nil
 	return &guestv1.ResumeContainersReply{}, nil
 }
 
-// hold makes a paused container wait for start, and reports whether it has processes that stand still until then.
-func (p *containers) hold(c *container) bool {
-	p.mu.Lock()
-	defer p.mu.Unlock()
-	if c.status.State == vm.ContainerRunning {
-		was := c.status
-		c.held, c.status = &was, vm.ContainerStatus{State: vm.ContainerCreated}
-		p.wake()
-	}
-	return c.held != nil
+// hold makes a paused container that runs wait for start: its processes stand still until then.
+func (p *containers) hold(c *container) {
+	p.change(func() {
+		if c.status.State == vm.ContainerRunning {
+			was := c.status
+			c.held, c.status = &was, vm.ContainerStatus{State: vm.ContainerCreated}
+		}
+	})
 }
 
 // letGo lets a held container go on. Preconditions: mu is held.
 func (p *containers) letGo(c *container) error {
-	if err := thawContainers([]*container{c}); err != nil {
+	if err := thawContainer(c); err != nil {
 		return err
 	}
 	c.held.StartedAt = time.Now()
@@ -168,13 +165,23 @@ func freezeContainer(ctx context.Context, c *container) error {
 	}
 }
 
-// thawContainers lets containers go on. One that has ended is no error.
-func thawContainers(all []*container) error {
+// thaw lets containers go on, except those that are held.
+func (p *containers) thaw(all []*container) error {
+	p.mu.Lock()
+	defer p.mu.Unlock()
 	var errs []error
 	for _, c := range all {
-		if dir := c.command.cgroup; dir != nil {
-			errs = append(errs, writeCgroup(*dir, "cgroup.freeze", "0"))
+		if c.held == nil {
+			errs = append(errs, thawContainer(c))
 		}
 	}
 	return errors.Join(errs...)
+}
+
+// thawContainer lets the processes of a container go on. It is no error if there are none.
+func thawContainer(c *container) error {
+	if c.command.cgroup == nil {
+		return nil
+	}
+	return writeCgroup(*c.command.cgroup, "cgroup.freeze", "0")
 }

@@ -13,6 +13,7 @@ import (
 	"google.golang.org/grpc/status"
 	cri "k8s.io/cri-api/pkg/apis/runtime/v1"
 
+	"cocoonstack.io/cocoon/internal/errdefs"
 	"cocoonstack.io/cocoon/internal/vm"
 )
 
@@ -201,7 +202,16 @@ func TestVMCheckpoint(t *testing.T) {
 	if n, err := os.ReadFile(filepath.Join(c.dir, "volumes/next/empty/n")); err == nil {
 		t.Errorf("before it is started, it has written %s", n)
 	}
-	saves(vm.ID(strings.TrimPrefix(got.GetPodSandboxId(), "vm-")))
+	nextVM := strings.TrimPrefix(got.GetPodSandboxId(), "vm-")
+	saves(vm.ID(nextVM))
+	holder = c.create(got.GetPodSandboxId(), next, "holder", "exec 3>/empty/open; sleep 100000", mounts("next")...)
+	c.begin(holder)
+	c.until("it has a file open", func() bool { _, err := os.Stat(filepath.Join(c.dir, "volumes/next/empty/open")); return err == nil })
+	if _, err := c.SaveSnapshot(ctx, nextVM, vm.SaveSpec{Name: "by-hand"}); !errdefs.IsFailedPrecondition(err) {
+		t.Errorf("saved with an open file: %v", err)
+	}
+	_, err = c.RemoveContainer(ctx, &cri.RemoveContainerRequest{ContainerId: holder})
+	must(err)
 	for _, id := range ids {
 		c.is(id, cri.ContainerState_CONTAINER_CREATED)
 	}

@@ -84,7 +84,7 @@ func (l *Link) rejoin(ctx context.Context, agent guest.Agent) error {
 	return err
 }
 
-// Rejoin calls rejoin, of Part, until it succeeds or the process ends. The next session does the same if this one ends.
+// Rejoin calls rejoin, of Part, also for a caller that has gone away. If that fails, a new session begins with another attempt.
 func (l *Link) Rejoin(ctx context.Context, rejoin func(context.Context) error) error {
 	limited, cancel := context.WithTimeout(context.WithoutCancel(ctx), l.cfg.AgentTimeout)
 	defer cancel()
