@@ -31,8 +31,24 @@ func TestGuestLostInCalls(t *testing.T) {
 		}, true, 2},
 	} {
 		t.Run(c.in, func(t *testing.T) {
-			r, ctx := newRig(t), t.Context()
-			rec := r.must(r.Launch(ctx, sandbox()))
+			ctx, rec := t.Context(), vm.Record{}
+			var armed atomic.Bool // for one call
+			r := newRig(t, func(r *rig) {
+				r.world.Fault = func(call string) error {
+					if call != c.in || !armed.Swap(false) {
+						return nil
+					}
+					r.world.Guest(rec.ID).End(hypervisor.Exit{Signal: 9, Code: -1})
+					if c.in == "driver.PlugDisk" {
+						return errdefs.NotFoundf("the VM has ended")
+					}
+					if err := r.KillContainer(ctx, "web", "other", 0, 0); err != nil { // an operation keeps the end off the record until it has ended
+						t.Errorf("another container is ended meanwhile: %v", err)
+					}
+					return errdefs.Unavailablef("link lost")
+				}
+			})
+			rec = r.must(r.Launch(ctx, sandbox()))
 			r.await("web", "ready", ready)
 			if c.in != "driver.PlugDisk" {
 				for _, name := range []string{"app", "other"} {
@@ -40,20 +56,7 @@ func TestGuestLostInCalls(t *testing.T) {
 					r.must(r.StartContainer(ctx, "web", name))
 				}
 			}
-			var lost atomic.Bool
-			r.world.Fault = func(call string) error {
-				if call != c.in || lost.Swap(true) {
-					return nil
-				}
-				r.world.Guest(rec.ID).End(hypervisor.Exit{Signal: 9, Code: -1})
-				if c.in == "driver.PlugDisk" {
-					return errdefs.NotFoundf("the VM has ended")
-				}
-				if err := r.KillContainer(ctx, "web", "other", 0, 0); err != nil { // an operation keeps the end off the record until it has ended
-					t.Errorf("another container is ended meanwhile: %v", err)
-				}
-				return errdefs.Unavailablef("link lost")
-			}
+			armed.Store(true)
 			if err := c.call(ctx, r); c.fails {
 				wantClass(t, "the call", err, errdefs.FailedPrecondition)
 			} else if err != nil {
