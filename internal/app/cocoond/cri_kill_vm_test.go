@@ -137,7 +137,7 @@ func TestVMKilledInCalls(t *testing.T) {
 			t.Fatal(err)
 		}
 		text := fmt.Sprintf(`{"cniVersion": "1.0.0", "name": "pods", "plugins": [{"type": "bridge", "bridge": "kills0", "isGateway": true,
-			"ipam": {"type": "host-local", "dataDir": "%s/ipam", "ranges": [[{"subnet": "10.126.0.0/24"}]], "routes": [{"dst": "0.0.0.0/0"}]}}]}`, dir)
+			"ipam": {"type": "host-local", "dataDir": "%s/ipam", "ranges": [[{"subnet": "10.124.0.0/24"}]], "routes": [{"dst": "0.0.0.0/0"}]}}]}`, dir)
 		if err := os.WriteFile(filepath.Join(conf, "10-pods.conflist"), []byte(text), 0o600); err != nil {
 			t.Fatal(err)
 		}
