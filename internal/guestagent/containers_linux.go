@@ -395,7 +395,7 @@ func (p *containers) running(name string) (*mainProcess, error) {
 	}
 	p.mu.Lock()
 	defer p.mu.Unlock()
-	if c.main == nil {
+	if c.main == nil || c.held != nil {
 		return nil, errdefs.Preconditionf("container %s is not running", name)
 	}
 	return c.main, nil

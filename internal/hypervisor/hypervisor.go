@@ -164,7 +164,7 @@ type Share struct {
 
 // FolderPlugger is the ability of an Instance to show the guest folders and files of the node in a Share that is Live.
 type FolderPlugger interface {
-	// PlugFolder shows the folder or file s.Path at the path at, which is in the folder of a Live share. Tag and Live of s are not used;
+	// PlugFolder shows the guest the folder or file s.Path. The path at, in the folder of a Live share, is where. Tag and Live of s are not used;
 	// s.File only says that it is a file. Idempotent.
 	// Errors: FailedPrecondition if s.Path cannot be shared, Unsupported if its file system cannot.
 	PlugFolder(ctx context.Context, at string, s Share) error

@@ -101,7 +101,7 @@ type GuestClient interface {
 	// AddContainer starts one more container of kind ephemeral, beside those of Setup. It runs once and nothing waits for its
 	// end. It answers when the container is about to start; its state says whether that succeeded. Idempotent by name.
 	AddContainer(ctx context.Context, in *AddContainerRequest, opts ...grpc.CallOption) (*AddContainerReply, error)
-	// StartContainer starts a container that AddContainer has made and that waits for it. It answers when it is known whether the
+	// StartContainer starts a container that AddContainer has made and not started. It answers when it is known whether the
 	// container has started; its state says so. Idempotent.
 	StartContainer(ctx context.Context, in *StartContainerRequest, opts ...grpc.CallOption) (*StartContainerReply, error)
 	// RemoveContainer removes a container that was added. It kills the container if it runs, and deletes its files. Then the kernel
@@ -491,7 +491,7 @@ type GuestServer interface {
 	// AddContainer starts one more container of kind ephemeral, beside those of Setup. It runs once and nothing waits for its
 	// end. It answers when the container is about to start; its state says whether that succeeded. Idempotent by name.
 	AddContainer(context.Context, *AddContainerRequest) (*AddContainerReply, error)
-	// StartContainer starts a container that AddContainer has made and that waits for it. It answers when it is known whether the
+	// StartContainer starts a container that AddContainer has made and not started. It answers when it is known whether the
 	// container has started; its state says so. Idempotent.
 	StartContainer(context.Context, *StartContainerRequest) (*StartContainerReply, error)
 	// RemoveContainer removes a container that was added. It kills the container if it runs, and deletes its files. Then the kernel

@@ -194,6 +194,9 @@ func TestVMCheckpoint(t *testing.T) {
 	}
 	for _, id := range ids {
 		c.is(id, cri.ContainerState_CONTAINER_CREATED)
+		if _, err := c.sync(id, 60, "true"); status.Code(err) != codes.FailedPrecondition {
+			t.Errorf("a command before the start: %v", err)
+		}
 	}
 	nextLog := filepath.Join(c.logs, "next/app/0.log")
 	if lines := c.texts(nextLog); len(lines) > 0 {

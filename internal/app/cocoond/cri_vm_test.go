@@ -138,7 +138,7 @@ func (c *criClient) texts(path string) (out []string) {
 	return out
 }
 
-// volumes gives a container what a kubelet gives one: a Secret that changes, a folder to write to, and two files.
+// volumes starts a container with the mounts of a kubelet: a Secret that changes, a folder to write to, and two files.
 func (c *criClient) volumes(sandbox string, p *cri.PodSandboxConfig) {
 	c.t.Helper()
 	root := filepath.Join(c.dir, "volumes")

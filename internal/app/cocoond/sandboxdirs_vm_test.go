@@ -5,6 +5,7 @@ package cocoond_test
 import (
 	"os"
 	"path/filepath"
+	"strings"
 	"testing"
 
 	"cocoonstack.io/cocoon/internal/errdefs"
@@ -108,6 +109,25 @@ func TestVMSandboxFolders(t *testing.T) {
 	}
 	if got := mounts(); got != 0 {
 		t.Errorf("%d folders are shared still", got)
+	}
+	if err := os.Mkdir(root+"/data/part", 0o755); err != nil {
+		t.Fatal(err)
+	}
+	part := c("part")
+	part.Mounts = append(part.Mounts, vm.Mount{Volume: "data", Path: "/part", SubPath: "part"})
+	if _, err := n.AddContainer(ctx, "pod", part); err != nil {
+		t.Fatal(err)
+	}
+	if _, err := n.StartContainer(ctx, "pod", "part"); err != nil {
+		t.Fatal(err)
+	}
+	n.shIn("pod", "part", "rmdir /data/part")
+	_, err = n.SaveSnapshot(ctx, "pod", vm.SaveSpec{Name: "gold"})
+	if !errdefs.IsFailedPrecondition(err) || !strings.Contains(err.Error(), "/part has been deleted") {
+		t.Errorf("saved with a mount that cannot be made again: %v", err)
+	}
+	if got := n.shIn("pod", "part", "grep -c ' /part ' /proc/self/mountinfo; cat /data/f"); got != "1\nchanged" {
+		t.Errorf("after that: %q", got)
 	}
 	add("c")
 	if _, err := n.Stop(ctx, "pod", 0); err != nil {

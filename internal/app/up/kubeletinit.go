@@ -196,7 +196,8 @@ func (w *nodeWorker) launch(ctx context.Context, c child, socket string) error {
 	})
 }
 
-// reachAPI lets programs of the node reach the API server at the address that it has on this machine, on loopback.
+// reachAPI relays connections of the node to the API server. The server listens on loopback of this machine, and the relay at the same address in
+// the node.
 func (w *nodeWorker) reachAPI(ctx context.Context) error {
 	addr := net.JoinHostPort(nodeIP, strconv.Itoa(w.settings.APIPort))
 	var ln net.Listener

@@ -39,14 +39,12 @@ func (k *Keeper) TakeAway(ctx context.Context, volume string, places, ended []Pl
 	if err != nil {
 		return nil, err
 	}
+	if err := whole(dev, places); err != nil {
+		return nil, err
+	}
 	past, err := liftAll(dev, ended)
 	if err == nil {
 		a.mounts, err = liftAll(dev, places)
-	}
-	for _, l := range a.mounts {
-		if strings.HasSuffix(l.of, deleted) {
-			err = errors.Join(err, inUse(fmt.Sprintf("the file or folder of the host that is mounted at %s has been deleted", l.at)))
-		}
 	}
 	if err == nil {
 		err = k.staged(func() error { return unix.Unmount(k.top(v), unix.UMOUNT_NOFOLLOW) })
@@ -59,6 +57,31 @@ func (k *Keeper) TakeAway(ctx context.Context, volume string, places, ended []Pl
 	}
 	a.mounts = append(past, a.mounts...)
 	return nil, errors.Join(err, a.putBack(ctx))
+}
+
+// whole returns a FailedPrecondition error if a mount of the file system with that device cannot be made again, because what it shows has been
+// deleted.
+func whole(dev string, places []Place) error {
+	proc, err := os.OpenFile("/proc", unix.O_PATH|unix.O_DIRECTORY, 0)
+	if err != nil {
+		return err
+	}
+	defer proc.Close()
+	for _, p := range places {
+		err := p.Enter(func() error {
+			lines, err := mountsOf(proc, dev)
+			for _, l := range lines {
+				if strings.HasSuffix(l.of, deleted) {
+					return inUse(fmt.Sprintf("the file or folder of the host that is mounted at %s has been deleted", l.at))
+				}
+			}
+			return err
+		})
+		if err != nil {
+			return err
+		}
+	}
+	return nil
 }
 
 // deleted ends how the kernel shows the root of a mount that has been deleted.
