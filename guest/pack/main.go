@@ -21,7 +21,7 @@ var (
 		"virtio_pci", "virtio_blk", "virtio_console", "virtio_net", "overlay", "virtio_rng", "virtio_balloon",
 	}
 	optional = []string{"erofs", "squashfs", "button", "evdev", "virtio_scsi", "sd_mod", "loop", "virtiofs"}
-	rare     = []string{"nfsv4", "xfs", "virtio_mem"}
+	rare     = []string{"nfsv4", "xfs", "virtio_mem", "bridge", "veth"}
 )
 
 func main() {

@@ -15,6 +15,7 @@ import (
 	"cocoonstack.io/cocoon/internal/errdefs"
 	"cocoonstack.io/cocoon/internal/guest"
 	"cocoonstack.io/cocoon/internal/nodeclient"
+	"cocoonstack.io/cocoon/internal/textui"
 )
 
 func (a *app) vmAttachCommand() *cobra.Command {
@@ -52,7 +53,7 @@ func (a *app) attach(ctx context.Context, c *nodeclient.Client, ref string, at g
 	resize := make(chan guest.WinSize, 1)
 	s.Resize = resize
 	if tty {
-		at.Rows, at.Cols = a.windowSize()
+		at.Rows, at.Cols = textui.WindowSize(a.Stdout, a.Stdin)
 		if stdin {
 			s.Stdin = &until{Reader: a.Stdin, key: leaveKey}
 			fmt.Fprintf(a.Stderr, "Attached to %s; Ctrl-] leaves it.\r\n", ref)

@@ -9,7 +9,6 @@ import (
 	"errors"
 	"fmt"
 	"io"
-	"os"
 	"path/filepath"
 	"unicode/utf8"
 
@@ -19,6 +18,7 @@ import (
 	"cocoonstack.io/cocoon/internal/nodeclient"
 	"cocoonstack.io/cocoon/internal/nodejson"
 	"cocoonstack.io/cocoon/internal/nodewire"
+	"cocoonstack.io/cocoon/internal/textui"
 	"cocoonstack.io/cocoon/internal/vm"
 )
 
@@ -46,7 +46,7 @@ func Run(ctx context.Context, args []string, o Options) int {
 	a := &app{Options: o}
 	err := a.run(ctx, args)
 	a.reportTo(err)
-	return report(ctx, o.Stderr, err)
+	return textui.Report(ctx, o.Stderr, err)
 }
 
 // app is one run of the command line.
@@ -220,10 +220,4 @@ func each(refs []string, fn func(ref string) error) error {
 
 func (a *app) printf(format string, args ...any) {
 	fmt.Fprintf(a.Stdout, format, args...)
-}
-
-// file returns the open file behind a stream, nil if there is none, as in tests.
-func file(stream any) *os.File {
-	f, _ := stream.(*os.File)
-	return f
 }

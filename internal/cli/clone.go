@@ -14,20 +14,21 @@ import (
 	"cocoonstack.io/cocoon/internal/image"
 	"cocoonstack.io/cocoon/internal/nodeclient"
 	"cocoonstack.io/cocoon/internal/postclone"
+	"cocoonstack.io/cocoon/internal/textui"
 	"cocoonstack.io/cocoon/internal/vm"
 )
 
 // cloneFlags are the flags of clone. Zero values mean the snapshot's own.
 type cloneFlags struct {
 	vm.CloneSpec
-	memory, storage sizeFlag
+	memory, storage textui.Size
 	nics            int
 	network, bridge string
 	labels          []string
 	pull            bool
 	authFile        string
 	wait            waitFlags
-	out             format
+	out             textui.Format
 }
 
 func (a *app) vmCloneCommand() *cobra.Command {
@@ -68,7 +69,7 @@ CPUs run, and says what remains to be done.` + snapshotHelp,
 	fs.BoolVar(&f.Cold, "cold", false, "boot from the snapshot's disks instead of going on from its memory")
 	fs.DurationVar(&f.StopGrace, "stop-grace", 0, "time a stop gives the guest (default: the snapshot's)")
 	f.wait.add(cmd)
-	outputFlag(cmd, &f.out)
+	textui.OutputFlag(cmd, &f.out)
 	for _, name := range []string{"memory", "storage"} {
 		fs.Lookup(name).DefValue = ""
 	}
@@ -94,7 +95,7 @@ func (a *app) clone(cmd *cobra.Command, c *nodeclient.Client, f *cloneFlags, arg
 			return err
 		}
 	}
-	stop := a.waiting(ctx, "cloning "+argument(args, 0, s.FromDir))
+	stop := textui.Waiting(ctx, a.Stderr, "cloning "+argument(args, 0, s.FromDir))
 	var r vm.Record
 	if f.pull {
 		r, err = c.CloneWithImage(ctx, s, auth)
@@ -120,7 +121,7 @@ func (a *app) noteSize(s vm.CloneSpec, r vm.Record) {
 		a.warn("--cpu %d has no effect: the guest resumes with the %d CPUs of its snapshot; --cold changes that", s.CPUs, r.Spec.CPUs)
 	}
 	if s.Memory != 0 && s.Memory != r.Spec.Memory {
-		a.warn("--memory %s has no effect: the guest resumes with the %s of its snapshot; --cold changes that", FormatSize(s.Memory), FormatSize(r.Spec.Memory))
+		a.warn("--memory %s has no effect: the guest resumes with the %s of its snapshot; --cold changes that", textui.FormatSize(s.Memory), textui.FormatSize(r.Spec.Memory))
 	}
 }
 
@@ -199,11 +200,11 @@ func (a *app) noteStranger(r vm.Record) {
 	fmt.Fprintf(a.Stderr, `Note: %[1]s is being told who it is by the qemu-guest-agent in it (agent_ready in cocoon vm inspect says when it has been).
 Where none answers, its guest takes itself for the source of the snapshot until root runs this in it (cocoon vm console %[1]s):
 
-%[2]s`, cell(r.Spec.Name), commands)
+%[2]s`, textui.Cell(r.Spec.Name), commands)
 }
 
 func (a *app) vmHibernateCommand() *cobra.Command {
-	var out format
+	var out textui.Format
 	var name string
 	cmd := &cobra.Command{
 		Use: "hibernate REF...", Short: "Save VMs and end their processes, until they are woken",
@@ -213,13 +214,13 @@ Nothing is ended before all of it is durable; a VM that cannot be saved runs on.
 		Args:    cobra.MinimumNArgs(1), ValidArgsFunction: a.completeVMs,
 	}
 	cmd.Flags().StringVar(&name, "snapshot", "", "name of the snapshot that it is kept in (default: hibernate-ID)")
-	outputFlag(cmd, &out)
+	textui.OutputFlag(cmd, &out)
 	cmd.RunE = func(cmd *cobra.Command, refs []string) error {
 		if name != "" && len(refs) > 1 {
 			return errdefs.Invalidf("--snapshot names one snapshot, and these are %d VMs", len(refs))
 		}
 		return a.eachVM(&out, func(c *nodeclient.Client, ctx context.Context, ref string) (vm.Record, error) {
-			stop := a.waiting(ctx, "saving "+ref)
+			stop := textui.Waiting(ctx, a.Stderr, "saving "+ref)
 			defer stop()
 			return c.Hibernate(ctx, ref, name)
 		})(cmd, refs)
@@ -228,7 +229,7 @@ Nothing is ended before all of it is durable; a VM that cannot be saved runs on.
 }
 
 func (a *app) vmWakeCommand() *cobra.Command {
-	var out format
+	var out textui.Format
 	var wait waitFlags
 	cmd := &cobra.Command{
 		Use: "wake REF...", Short: "Have hibernated VMs go on where they stopped",
@@ -236,9 +237,9 @@ func (a *app) vmWakeCommand() *cobra.Command {
 		Args: cobra.MinimumNArgs(1), ValidArgsFunction: a.completeVMs,
 	}
 	wait.add(cmd)
-	outputFlag(cmd, &out)
+	textui.OutputFlag(cmd, &out)
 	cmd.RunE = a.eachVM(&out, func(c *nodeclient.Client, ctx context.Context, ref string) (vm.Record, error) {
-		stop := a.waiting(ctx, "waking "+ref)
+		stop := textui.Waiting(ctx, a.Stderr, "waking "+ref)
 		r, err := c.Wake(ctx, ref)
 		stop()
 		if err != nil {
@@ -250,7 +251,7 @@ func (a *app) vmWakeCommand() *cobra.Command {
 }
 
 func (a *app) vmRestoreCommand() *cobra.Command {
-	var out format
+	var out textui.Format
 	var wait waitFlags
 	cmd := &cobra.Command{
 		Use: "restore REF SNAPSHOT", Short: "Have a VM go back to a snapshot that was taken of it",
@@ -259,7 +260,7 @@ hibernated; afterwards it runs. A snapshot of another VM is for "cocoon vm clone
 		Example: "  cocoon snapshot save --name before web\n  cocoon vm restore web before",
 		Args:    cobra.ExactArgs(2), ValidArgsFunction: inTurn(a.completeVMs, a.completeSnapshots),
 		RunE: a.calling(func(ctx context.Context, c *nodeclient.Client, args []string) error {
-			stop := a.waiting(ctx, "restoring "+args[0])
+			stop := textui.Waiting(ctx, a.Stderr, "restoring "+args[0])
 			r, err := c.Restore(ctx, args[0], args[1])
 			stop()
 			if err != nil {
@@ -270,6 +271,6 @@ hibernated; afterwards it runs. A snapshot of another VM is for "cocoon vm clone
 		}),
 	}
 	wait.add(cmd)
-	outputFlag(cmd, &out)
+	textui.OutputFlag(cmd, &out)
 	return cmd
 }

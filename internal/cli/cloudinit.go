@@ -9,6 +9,7 @@ import (
 
 	"cocoonstack.io/cocoon/internal/cloudinit"
 	"cocoonstack.io/cocoon/internal/errdefs"
+	"cocoonstack.io/cocoon/internal/textui"
 	"cocoonstack.io/cocoon/internal/vm"
 )
 
@@ -30,7 +31,7 @@ func (f *cloudInitFlags) add(cmd *cobra.Command) {
 	fs.StringVar(&f.vendorData, "vendor-data", "", "file with cloud-init vendor data")
 	fs.StringVar(&f.network, "network-config", "", "file with cloud-init network configuration, or dhcp to give none")
 	fs.StringVar(&f.datasource, "datasource", "", "nocloud or configdrive: how a disk image gets these (default nocloud)")
-	completeWords(cmd, "datasource", cloudinit.DatasourceNoCloud, cloudinit.DatasourceConfigDrive)
+	textui.CompleteWords(cmd, "datasource", cloudinit.DatasourceNoCloud, cloudinit.DatasourceConfigDrive)
 }
 
 // value returns what the flags say; nil if none is given.
@@ -99,7 +100,7 @@ func (a *app) noteLogin(f *cloudInitFlags, r vm.Record) {
 	if f.user == "" {
 		flag = "--password"
 	}
-	a.warn("%s has no effect: %s is a container image, whose guest has no cloud-init and no passwords; --run-as sets the user of its main process", flag, cell(r.Spec.Image))
+	a.warn("%s has no effect: %s is a container image, whose guest has no cloud-init and no passwords; --run-as sets the user of its main process", flag, textui.Cell(r.Spec.Image))
 }
 
 func readDocument(flag, name string) (string, error) {

@@ -17,11 +17,6 @@ import (
 
 const quickly = time.Second // shell completion and version do not wait longer for the daemon
 
-func completeWords(cmd *cobra.Command, flag string, words ...string) {
-	// Fails only for a flag that does not exist, which the first use of the command would show.
-	_ = cmd.RegisterFlagCompletionFunc(flag, cobra.FixedCompletions(words, cobra.ShellCompDirectiveNoFileComp))
-}
-
 // completeVMs offers the names of VMs that are not on the command line yet.
 func (a *app) completeVMs(cmd *cobra.Command, args []string, _ string) ([]string, cobra.ShellCompDirective) {
 	return complete(a, cmd, args, (*nodeclient.Client).List, func(x vm.Record) string { return x.Spec.Name })

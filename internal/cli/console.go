@@ -14,6 +14,7 @@ import (
 
 	"cocoonstack.io/cocoon/internal/errdefs"
 	"cocoonstack.io/cocoon/internal/nodeclient"
+	"cocoonstack.io/cocoon/internal/textui"
 )
 
 func (a *app) vmConsoleCommand() *cobra.Command {
@@ -64,7 +65,7 @@ func (a *app) console(ctx context.Context, c *nodeclient.Client, ref string, esc
 	}
 	defer con.Close()
 	defer context.AfterFunc(ctx, func() { con.Close() })()
-	if f := file(a.Stdin); f != nil && term.IsTerminal(int(f.Fd())) {
+	if f := textui.File(a.Stdin); f != nil && term.IsTerminal(int(f.Fd())) {
 		if esc >= 0 {
 			fmt.Fprintf(a.Stderr, "Connected to the console of %s; %s leaves it.\r\n", ref, escName)
 		}

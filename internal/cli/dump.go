@@ -6,6 +6,7 @@ import (
 	"github.com/spf13/cobra"
 
 	"cocoonstack.io/cocoon/internal/nodeclient"
+	"cocoonstack.io/cocoon/internal/textui"
 )
 
 func (a *app) vmDumpMemoryCommand() *cobra.Command {
@@ -20,7 +21,7 @@ needs a little more room than the VM has memory. Who may read the volume may rea
   cocoon vm run --name look --volume core:/core:ro IMAGE`,
 		ValidArgsFunction: inTurn(a.completeVMs, a.completeVolumes),
 		RunE: a.calling(func(ctx context.Context, c *nodeclient.Client, args []string) error {
-			defer a.waiting(ctx, "dumping the memory of "+args[0])()
+			defer textui.Waiting(ctx, a.Stderr, "dumping the memory of "+args[0])()
 			return c.DumpMemory(ctx, args[0], args[1], file)
 		}),
 	}

@@ -7,11 +7,11 @@ import (
 	"syscall"
 
 	"github.com/spf13/cobra"
-	"golang.org/x/term"
 
 	"cocoonstack.io/cocoon/internal/errdefs"
 	"cocoonstack.io/cocoon/internal/guest"
 	"cocoonstack.io/cocoon/internal/nodeclient"
+	"cocoonstack.io/cocoon/internal/textui"
 )
 
 // interruptsToGiveUp is how many Ctrl-C in a row end the exec itself, if the command ignores them.
@@ -67,7 +67,7 @@ func (a *app) exec(ctx context.Context, c *nodeclient.Client, ref string, e gues
 			return err
 		}
 		defer restore()
-		e.Rows, e.Cols = a.windowSize()
+		e.Rows, e.Cols = textui.WindowSize(a.Stdout, a.Stdin)
 	}
 	signals := make(chan os.Signal, 8)
 	signal.Notify(signals, syscall.SIGINT, syscall.SIGTERM, syscall.SIGHUP, syscall.SIGQUIT, syscall.SIGUSR1, syscall.SIGUSR2, syscall.SIGWINCH)
@@ -89,7 +89,7 @@ func (a *app) exec(ctx context.Context, c *nodeclient.Client, ref string, e gues
 	case err != nil:
 		return err
 	case code != 0:
-		return guestExit(code)
+		return textui.CommandExit(code)
 	}
 	return nil
 }
@@ -104,7 +104,7 @@ func (a *app) relay(ctx context.Context, giveUp func(), signals <-chan os.Signal
 		case sig := <-signals:
 			if sig == syscall.SIGWINCH {
 				if tty {
-					rows, cols := a.windowSize()
+					rows, cols := textui.WindowSize(a.Stdout, a.Stdin)
 					latest(resize, guest.WinSize{Rows: rows, Cols: cols})
 				}
 				continue
@@ -134,25 +134,8 @@ func latest(c chan guest.WinSize, v guest.WinSize) {
 
 // rawTerminal passes keys on unchanged, if this process reads them and they come from a terminal.
 func (a *app) rawTerminal(reading bool) (restore func(), err error) {
-	f := file(a.Stdin)
-	if !reading || f == nil || !term.IsTerminal(int(f.Fd())) {
+	if !reading {
 		return func() {}, nil
 	}
-	state, err := term.MakeRaw(int(f.Fd()))
-	if err != nil {
-		return nil, errdefs.New(errdefs.Internal, "set the terminal to raw mode: %w", err)
-	}
-	return func() { _ = term.Restore(int(f.Fd()), state) }, nil
-}
-
-// windowSize returns the size of the terminal that this process writes to, 0 if it is no terminal.
-func (a *app) windowSize() (rows, cols uint16) {
-	for _, stream := range []any{a.Stdout, a.Stdin} {
-		if f := file(stream); f != nil {
-			if w, h, err := term.GetSize(int(f.Fd())); err == nil {
-				return uint16(min(h, 1<<16-1)), uint16(min(w, 1<<16-1))
-			}
-		}
-	}
-	return 0, 0
+	return textui.RawTerminal(a.Stdin)
 }

@@ -7,11 +7,12 @@ import (
 	"github.com/spf13/cobra"
 
 	"cocoonstack.io/cocoon/internal/nodeclient"
+	"cocoonstack.io/cocoon/internal/textui"
 	"cocoonstack.io/cocoon/internal/vm"
 )
 
 func (a *app) vmFirmwareCommand() *cobra.Command {
-	var out format
+	var out textui.Format
 	cmd := &cobra.Command{
 		Use:   "firmware",
 		Short: "List what UEFI and TPMs of removed VMs have kept, and remove it",
@@ -24,17 +25,17 @@ in the same namespace, gets it. A virtual node removes that of its pods when the
 			if err != nil {
 				return err
 			}
-			if out == formatJSON {
-				return printJSON(a.Stdout, append([]vm.KeptFirmware{}, all...))
+			if out == textui.FormatJSON {
+				return textui.PrintJSON(a.Stdout, append([]vm.KeptFirmware{}, all...))
 			}
 			rows := make([][]string, len(all))
 			for i, k := range all {
-				rows[i] = []string{cell(k.Owner.Namespace), cell(k.VM), cell(k.Key), k.Since.Format(time.RFC3339)}
+				rows[i] = []string{textui.Cell(k.Owner.Namespace), textui.Cell(k.VM), textui.Cell(k.Key), k.Since.Format(time.RFC3339)}
 			}
-			return printTable(a.Stdout, []string{"NAMESPACE", "VM", "KEY", "SINCE"}, rows)
+			return textui.PrintTable(a.Stdout, []string{"NAMESPACE", "VM", "KEY", "SINCE"}, rows)
 		}),
 	}
-	outputFlag(cmd, &out)
+	textui.OutputFlag(cmd, &out)
 	cmd.AddCommand(a.vmFirmwareRemoveCommand())
 	return cmd
 }

@@ -10,10 +10,11 @@ import (
 
 	"cocoonstack.io/cocoon/internal/guest"
 	"cocoonstack.io/cocoon/internal/nodeclient"
+	"cocoonstack.io/cocoon/internal/textui"
 )
 
 func (a *app) vmGuestInfoCommand() *cobra.Command {
-	var out format
+	var out textui.Format
 	cmd := &cobra.Command{
 		Use: "guest-info REF", Short: "Show what a guest tells of itself: its system, users and file systems",
 		Long: `Show what a guest that boots itself tells of itself: its system, who is logged in, and its file systems. Its
@@ -25,13 +26,13 @@ qemu-guest-agent tells it, as far as the guest's operator allows.` + refHelp,
 			switch {
 			case err != nil:
 				return err
-			case out == formatJSON:
-				return printJSON(a.Stdout, d)
+			case out == textui.FormatJSON:
+				return textui.PrintJSON(a.Stdout, d)
 			}
 			return a.printDescription(d)
 		}),
 	}
-	outputFlag(cmd, &out)
+	textui.OutputFlag(cmd, &out)
 	return cmd
 }
 
@@ -63,7 +64,7 @@ func (a *app) printDescription(d guest.Description) error {
 		if r[1] == "" {
 			r[1] = "-"
 		}
-		if _, err := fmt.Fprintf(a.Stdout, "%-9s %s\n", r[0], cell(r[1])); err != nil {
+		if _, err := fmt.Fprintf(a.Stdout, "%-9s %s\n", r[0], textui.Cell(r[1])); err != nil {
 			return err
 		}
 	}
@@ -74,7 +75,7 @@ func (a *app) printDescription(d guest.Description) error {
 	for i, f := range d.FileSystems {
 		size := "-"
 		if f.Total > 0 {
-			size = FormatSize(f.Used) + " / " + FormatSize(f.Total)
+			size = textui.FormatSize(f.Used) + " / " + textui.FormatSize(f.Total)
 		}
 		var disks []string
 		for _, k := range f.Disks {
@@ -85,5 +86,5 @@ func (a *app) printDescription(d guest.Description) error {
 	if _, err := fmt.Fprintln(a.Stdout); err != nil {
 		return err
 	}
-	return printTable(a.Stdout, []string{"FILE SYSTEM", "DEVICE", "TYPE", "USED", "DISK"}, mounted)
+	return textui.PrintTable(a.Stdout, []string{"FILE SYSTEM", "DEVICE", "TYPE", "USED", "DISK"}, mounted)
 }

@@ -14,6 +14,7 @@ import (
 	"cocoonstack.io/cocoon/internal/errdefs"
 	"cocoonstack.io/cocoon/internal/image"
 	"cocoonstack.io/cocoon/internal/nodeclient"
+	"cocoonstack.io/cocoon/internal/textui"
 )
 
 func (a *app) imageCommand() *cobra.Command {
@@ -27,7 +28,7 @@ func (a *app) imageCommand() *cobra.Command {
 }
 
 func (a *app) imageImportCommand() *cobra.Command {
-	var out format
+	var out textui.Format
 	cmd := &cobra.Command{
 		Use:   "import NAME[:TAG] [FILE|-]",
 		Short: "Store an image under a name",
@@ -49,15 +50,15 @@ the last three are converted to qcow2); which one is seen from the content. The 
 			})
 		},
 	}
-	outputFlag(cmd, &out)
+	textui.OutputFlag(cmd, &out)
 	return cmd
 }
 
 // importImage stores the image that r yields, which has about size bytes, and prints it.
-func (a *app) importImage(ctx context.Context, c *nodeclient.Client, name string, r io.Reader, size int64, out format) error {
-	b := a.bar(name, false)
-	img, err := c.ImportImage(ctx, name, r, b.counter("importing", size))
-	b.clear()
+func (a *app) importImage(ctx context.Context, c *nodeclient.Client, name string, r io.Reader, size int64, out textui.Format) error {
+	b := textui.NewBar(a.Stderr, name, false)
+	img, err := c.ImportImage(ctx, name, r, b.Counter("importing", size))
+	b.Clear()
 	if err != nil {
 		return err
 	}
@@ -67,7 +68,7 @@ func (a *app) importImage(ctx context.Context, c *nodeclient.Client, name string
 // openSource opens a file or standard input and returns its size in bytes, -1 if that cannot be known.
 func (a *app) openSource(source, what, usage string) (io.ReadCloser, int64, error) {
 	if source == "-" {
-		if f := file(a.Stdin); f != nil && term.IsTerminal(int(f.Fd())) {
+		if f := textui.File(a.Stdin); f != nil && term.IsTerminal(int(f.Fd())) {
 			return nil, 0, errdefs.Invalidf("%s is expected from a file or a pipe: %s", what, usage)
 		}
 		return io.NopCloser(a.Stdin), -1, nil
@@ -102,22 +103,22 @@ func (a *app) imageListCommand() *cobra.Command {
 		},
 		name:  func(img image.Image) string { return img.Name },
 		json:  func(img image.Image) any { return img },
-		table: func(all []image.Image) error { return a.printImages(all, formatTable) },
+		table: func(all []image.Image) error { return a.printImages(all, textui.FormatTable) },
 	})
 }
 
 // printImages prints a table, or as JSON the only image of all.
-func (a *app) printImages(all []image.Image, out format) error {
-	if out == formatJSON {
-		return printJSON(a.Stdout, all[0])
+func (a *app) printImages(all []image.Image, out textui.Format) error {
+	if out == textui.FormatJSON {
+		return textui.PrintJSON(a.Stdout, all[0])
 	}
 	now := time.Now()
 	rows := make([][]string, len(all))
 	for i, img := range all {
 		id := strings.TrimPrefix(img.ID, "sha256:")
-		rows[i] = []string{img.Name, id[:min(12, len(id))], string(img.Type), FormatSize(img.Size), age(now, img.CreatedAt)}
+		rows[i] = []string{img.Name, id[:min(12, len(id))], string(img.Type), textui.FormatSize(img.Size), textui.Age(now, img.CreatedAt)}
 	}
-	return printTable(a.Stdout, []string{"NAME", "ID", "TYPE", "SIZE", "AGE"}, rows)
+	return textui.PrintTable(a.Stdout, []string{"NAME", "ID", "TYPE", "SIZE", "AGE"}, rows)
 }
 
 func (a *app) imageInspectCommand() *cobra.Command {
@@ -128,7 +129,7 @@ func (a *app) imageInspectCommand() *cobra.Command {
 			if err != nil {
 				return err
 			}
-			return printJSON(a.Stdout, img)
+			return textui.PrintJSON(a.Stdout, img)
 		}),
 	}
 }

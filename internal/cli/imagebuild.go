@@ -24,6 +24,7 @@ import (
 	"github.com/spf13/cobra"
 
 	"cocoonstack.io/cocoon/internal/errdefs"
+	"cocoonstack.io/cocoon/internal/textui"
 )
 
 // imageBuild makes an OCI image layout of one layer. It is deterministic: the same files give the same bytes.
@@ -42,7 +43,7 @@ func (b *imageBuild) add(cmd *cobra.Command) {
 	fs.StringVarP(&b.workdir, "workdir", "w", "", "working directory")
 	fs.StringVarP(&b.user, "user", "u", "", "user: name, uid, user:group")
 	fs.StringVar(&b.arch, "arch", runtime.GOARCH, "architecture of the programs: amd64 or arm64")
-	completeWords(cmd, "arch", "amd64", "arm64")
+	textui.CompleteWords(cmd, "arch", "amd64", "arm64")
 }
 
 // check validates the flags before anything is read.

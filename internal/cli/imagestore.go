@@ -13,13 +13,14 @@ import (
 	"cocoonstack.io/cocoon/internal/errdefs"
 	"cocoonstack.io/cocoon/internal/image"
 	"cocoonstack.io/cocoon/internal/nodeclient"
+	"cocoonstack.io/cocoon/internal/textui"
 )
 
 // gcCommand makes the command that collects images. It exists twice, under the given names.
 func (a *app) gcCommand(name string) *cobra.Command {
-	var out format
+	var out textui.Format
 	var l image.GCLimits
-	var maxSize sizeFlag
+	var maxSize textui.Size
 	cmd := &cobra.Command{
 		Use: "gc", Aliases: []string{"prune"}, Short: "Remove images that are not needed any more", Args: cobra.NoArgs,
 		Long: `Remove images that are not needed any more.
@@ -49,15 +50,15 @@ so: those used longest ago first. What a VM uses and what is being pulled or imp
 	fs.IntVar(&l.High, "high", 0, "`PERCENT` of the disk used at which images go")
 	fs.IntVar(&l.Low, "low", 0, "`PERCENT` of the disk used at which no more images go (default: just below --high)")
 	fs.BoolVar(&l.DryRun, "dry-run", false, "only say what would go")
-	outputFlag(cmd, &out)
+	textui.OutputFlag(cmd, &out)
 	fs.SortFlags = false
 	return cmd
 }
 
-func (a *app) printCollected(c image.Collected, dry bool, out format) error {
-	if out == formatJSON {
+func (a *app) printCollected(c image.Collected, dry bool, out textui.Format) error {
+	if out == textui.FormatJSON {
 		c.Images = append([]image.Image{}, c.Images...) // prints [] when empty, never null
-		return printJSON(a.Stdout, c)
+		return textui.PrintJSON(a.Stdout, c)
 	}
 	if len(c.Images) > 0 {
 		if err := a.printImages(c.Images, out); err != nil {
@@ -68,7 +69,7 @@ func (a *app) printCollected(c image.Collected, dry bool, out format) error {
 	if dry {
 		verb = "would free"
 	}
-	a.printf("%s %s\n", verb, FormatSize(c.Freed))
+	a.printf("%s %s\n", verb, textui.FormatSize(c.Freed))
 	return nil
 }
 
@@ -95,7 +96,7 @@ file that VMs boot from: one that was converted when it came is exported as qcow
 
 // writable refuses to write a large amount of data to a terminal.
 func (a *app) writable(path, what, usage string) error {
-	if f := file(a.Stdout); path == "-" && f != nil && term.IsTerminal(int(f.Fd())) {
+	if f := textui.File(a.Stdout); path == "-" && f != nil && term.IsTerminal(int(f.Fd())) {
 		return errdefs.Invalidf("%s is not for a terminal; name a file: %s", what, usage)
 	}
 	return nil
@@ -105,17 +106,17 @@ func (a *app) writable(path, what, usage string) error {
 // and only the caller may read it; pipes and devices are written to directly. size is the approximate size, 0 if
 // unknown.
 func (a *app) exportTo(path, name string, size int64, export func(io.Writer) error) error {
-	bar := a.bar(name, false)
-	defer bar.clear()
+	bar := textui.NewBar(a.Stderr, name, false)
+	defer bar.Clear()
 	if path == "-" {
-		return export(&sized{to: a.Stdout, seen: bar.counter("exporting", size)})
+		return export(&textui.Counter{To: a.Stdout, Seen: bar.Counter("exporting", size)})
 	}
 	switch fi, err := os.Stat(path); {
 	case err != nil: // missing: CreateTemp reports what else may be wrong
 	case fi.IsDir():
 		return errdefs.Invalidf("%s is a folder; name a file in it", path)
 	case !fi.Mode().IsRegular():
-		return exportInto(path, func(w io.Writer) error { return export(&sized{to: w, seen: bar.counter("exporting", size)}) })
+		return exportInto(path, func(w io.Writer) error { return export(&textui.Counter{To: w, Seen: bar.Counter("exporting", size)}) })
 	default: // a link stays a link
 		target, err := filepath.EvalSymlinks(path)
 		if err != nil {
@@ -129,7 +130,7 @@ func (a *app) exportTo(path, name string, size int64, export func(io.Writer) err
 	}
 	defer os.Remove(f.Name()) // does nothing once the file has its name
 	defer f.Close()
-	if err := export(&sized{to: f, seen: bar.counter("exporting", size)}); err != nil {
+	if err := export(&textui.Counter{To: f, Seen: bar.Counter("exporting", size)}); err != nil {
 		return err
 	}
 	if err := f.Close(); err != nil {
@@ -161,7 +162,7 @@ func exportInto(path string, export func(io.Writer) error) error {
 }
 
 func (a *app) imagePushCommand() *cobra.Command {
-	var out format
+	var out textui.Format
 	var remote remoteFlags
 	cmd := &cobra.Command{
 		Use: "push IMAGE URL/REPO[:TAG]", Short: "Send an image to a registry", Args: cobra.ExactArgs(2), ValidArgsFunction: a.completeOneImage,
@@ -176,17 +177,17 @@ credentials of yours, those of docker's configuration on the node are used.` + r
 				return err
 			}
 			return a.withClient(func(c *nodeclient.Client) error {
-				bar := a.bar(args[0], out == formatJSON)
+				bar := textui.NewBar(a.Stderr, args[0], out == textui.FormatJSON)
 				img, err := c.PushImage(cmd.Context(), image.PushRequest{
 					Ref: args[0], To: args[1], Token: auth.Token, Username: auth.Username, Password: auth.Password, CA: auth.CA,
-				}, bar.image())
-				bar.clear()
+				}, showImage(bar))
+				bar.Clear()
 				return a.printPushed(img, img.Digest, out, err)
 			})
 		},
 	}
 	remote.add(cmd)
-	outputFlag(cmd, &out)
+	textui.OutputFlag(cmd, &out)
 	cmd.Flags().SortFlags = false
 	return cmd
 }
@@ -200,7 +201,7 @@ func (a *app) completeOneImage(cmd *cobra.Command, args []string, prefix string)
 }
 
 func (a *app) imageBuildCommand() *cobra.Command {
-	var out format
+	var out textui.Format
 	var b imageBuild
 	cmd := &cobra.Command{
 		Use: "build NAME[:TAG] DIR|TAR|-", Short: "Make a container image of a folder or a tar",
@@ -220,7 +221,7 @@ keeps the owners it has. The same files and flags give the same image.`,
 		},
 		RunE: func(cmd *cobra.Command, args []string) error {
 			if args[1] == "-" {
-				if f := file(a.Stdin); f != nil && term.IsTerminal(int(f.Fd())) {
+				if f := textui.File(a.Stdin); f != nil && term.IsTerminal(int(f.Fd())) {
 					return errdefs.Invalidf("a tar is expected from a pipe: cocoon image build NAME DIR|TAR")
 				}
 			}
@@ -242,7 +243,7 @@ keeps the owners it has. The same files and flags give the same image.`,
 		},
 	}
 	b.add(cmd)
-	outputFlag(cmd, &out)
+	textui.OutputFlag(cmd, &out)
 	cmd.Flags().SortFlags = false
 	return cmd
 }

@@ -6,6 +6,7 @@ import (
 	"github.com/spf13/cobra"
 
 	"cocoonstack.io/cocoon/internal/nodeclient"
+	"cocoonstack.io/cocoon/internal/textui"
 )
 
 // listing is a command that prints all objects of one kind: as a table, as JSON, or their names.
@@ -18,7 +19,7 @@ type listing[T any] struct {
 }
 
 func listCommand[T any](a *app, l listing[T]) *cobra.Command {
-	var out format
+	var out textui.Format
 	var quiet bool
 	cmd := &cobra.Command{
 		Use: "list", Aliases: []string{"ls"}, Short: l.short, Args: cobra.NoArgs,
@@ -32,24 +33,24 @@ func listCommand[T any](a *app, l listing[T]) *cobra.Command {
 					a.printf("%s\n", l.name(x))
 				}
 				return nil
-			case out == formatJSON:
+			case out == textui.FormatJSON:
 				list := make([]any, len(all)) // prints [] when empty, never null
 				for i, x := range all {
 					list[i] = l.json(x)
 				}
-				return printJSON(a.Stdout, list)
+				return textui.PrintJSON(a.Stdout, list)
 			}
 			return l.table(all)
 		}),
 	}
-	outputFlag(cmd, &out)
+	textui.OutputFlag(cmd, &out)
 	cmd.Flags().BoolVarP(&quiet, "quiet", "q", false, "names only")
 	return cmd
 }
 
 // jsonByDefault gives cmd the flag --output, which is json unless it is given.
-func jsonByDefault(cmd *cobra.Command, out *format) {
-	outputFlag(cmd, out)
-	*out = formatJSON
-	cmd.Flags().Lookup("output").DefValue = string(formatJSON)
+func jsonByDefault(cmd *cobra.Command, out *textui.Format) {
+	textui.OutputFlag(cmd, out)
+	*out = textui.FormatJSON
+	cmd.Flags().Lookup("output").DefValue = string(textui.FormatJSON)
 }

@@ -12,13 +12,14 @@ import (
 	"cocoonstack.io/cocoon/internal/errdefs"
 	"cocoonstack.io/cocoon/internal/guest"
 	"cocoonstack.io/cocoon/internal/nodeclient"
+	"cocoonstack.io/cocoon/internal/textui"
 )
 
 func (a *app) vmLogsCommand() *cobra.Command {
 	var o guest.LogOptions
 	var since string
 	var stamps bool
-	var out format
+	var out textui.Format
 	cmd := &cobra.Command{
 		Use:   "logs REF",
 		Short: "Print the output of a VM's main process",
@@ -36,7 +37,7 @@ With --serial, and always for a VM of a disk image, it is the output of the seri
 			}
 			p := printer{w: a.Stdout, stamps: stamps}
 			show := p.print
-			if out == formatJSON {
+			if out == textui.FormatJSON {
 				enc := json.NewEncoder(a.Stdout)
 				show = func(e guest.LogEntry) error { return enc.Encode(e) }
 			}
@@ -51,7 +52,7 @@ With --serial, and always for a VM of a disk image, it is the output of the seri
 	f.BoolVarP(&o.Previous, "previous", "p", false, "of the run before this one")
 	f.StringVarP(&o.Container, "container", "c", "", "of this container, where the VM has several (default: its first app)")
 	f.BoolVar(&o.Serial, "serial", false, "of the serial console")
-	outputFlag(cmd, &out)
+	textui.OutputFlag(cmd, &out)
 	f.Lookup("output").Usage = "table: as it was written; json: an object per entry"
 	return cmd
 }

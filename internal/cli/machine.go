@@ -15,6 +15,7 @@ import (
 	"cocoonstack.io/cocoon/internal/nodeclient"
 	"cocoonstack.io/cocoon/internal/nodejson"
 	"cocoonstack.io/cocoon/internal/snapshot"
+	"cocoonstack.io/cocoon/internal/textui"
 	"cocoonstack.io/cocoon/internal/vm"
 )
 
@@ -27,7 +28,7 @@ func (a *app) reportTo(err error) {
 	if a.errorFD < 3 || err == nil {
 		return
 	}
-	if _, ok := err.(guestExit); ok { //nolint:errorlint // exec returns it as it is; a wrapped one would be a failure
+	if _, ok := err.(textui.CommandExit); ok { //nolint:errorlint // exec returns it as it is; a wrapped one would be a failure
 		return
 	}
 	f := os.NewFile(uintptr(a.errorFD), "error-fd")
@@ -191,7 +192,7 @@ func (a *app) snapshotRemoteCommand() *cobra.Command {
 			if err != nil {
 				return err
 			}
-			return printJSON(a.Stdout, nodejson.TagDigest{Digest: digest})
+			return textui.PrintJSON(a.Stdout, nodejson.TagDigest{Digest: digest})
 		}),
 		verb("rm", "Remove the tag of a snapshot in a registry", func(ctx context.Context, c *nodeclient.Client, ref string, auth snapshot.Auth) error {
 			return c.DeleteTag(ctx, ref, auth)

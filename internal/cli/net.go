@@ -15,6 +15,7 @@ import (
 	"cocoonstack.io/cocoon/internal/network"
 	"cocoonstack.io/cocoon/internal/nodeclient"
 	"cocoonstack.io/cocoon/internal/nodewire"
+	"cocoonstack.io/cocoon/internal/textui"
 )
 
 func (a *app) netCommand() *cobra.Command {
@@ -23,7 +24,7 @@ func (a *app) netCommand() *cobra.Command {
 }
 
 func (a *app) netStatusCommand() *cobra.Command {
-	var out format
+	var out textui.Format
 	cmd := &cobra.Command{
 		Use: "status", Short: "Show the node's networks and their addresses", Args: cobra.NoArgs,
 		RunE: a.calling(func(ctx context.Context, c *nodeclient.Client, _ []string) error {
@@ -31,17 +32,17 @@ func (a *app) netStatusCommand() *cobra.Command {
 			if err != nil {
 				return err
 			}
-			if out == formatJSON {
-				return printJSON(a.Stdout, i.NetworkDetails)
+			if out == textui.FormatJSON {
+				return textui.PrintJSON(a.Stdout, i.NetworkDetails)
 			}
 			var rows [][]string
 			for _, n := range i.NetworkDetails {
 				rows = append(rows, netCells(n))
 			}
-			return printTable(a.Stdout, []string{"NAME", "KIND", "STATE", "BRIDGE", "SUBNET", "GATEWAY", "LEASED", "FREE"}, rows)
+			return textui.PrintTable(a.Stdout, []string{"NAME", "KIND", "STATE", "BRIDGE", "SUBNET", "GATEWAY", "LEASED", "FREE"}, rows)
 		}),
 	}
-	outputFlag(cmd, &out)
+	textui.OutputFlag(cmd, &out)
 	return cmd
 }
 

@@ -7,11 +7,12 @@ import (
 
 	"cocoonstack.io/cocoon/internal/errdefs"
 	"cocoonstack.io/cocoon/internal/nodeclient"
+	"cocoonstack.io/cocoon/internal/textui"
 	"cocoonstack.io/cocoon/internal/vm"
 )
 
 func (a *app) vmAttachNICCommand() *cobra.Command {
-	var out format
+	var out textui.Format
 	var want vm.NICSpec
 	cmd := &cobra.Command{
 		Use: "attach-nic REF NETWORK", Short: "Give a VM one more network interface, also while it runs", Args: cobra.ExactArgs(2),
@@ -28,12 +29,12 @@ if the VM has a further interface on the network already.` + refHelp,
 	}
 	cmd.Flags().StringVar(&want.MAC, "mac", "", "hardware address; without it the network chooses one")
 	cmd.Flags().BoolVar(&want.LinkDown, "link-down", false, "the guest sees no carrier until it is set up (cocoon vm set-link)")
-	outputFlag(cmd, &out)
+	textui.OutputFlag(cmd, &out)
 	return cmd
 }
 
 func (a *app) vmDetachNICCommand() *cobra.Command {
-	var out format
+	var out textui.Format
 	cmd := &cobra.Command{
 		Use: "detach-nic REF NETWORK|MAC", Short: "Take a network interface from a VM, also while it runs", Args: cobra.ExactArgs(2),
 		Long: `Take a network interface from a VM, also while it runs, and release its addresses. The first interface stays. Name the interface by its
@@ -45,12 +46,12 @@ network, or by its hardware address if the VM has several there.` + refHelp,
 			return a.printVM(r, out, err)
 		}),
 	}
-	outputFlag(cmd, &out)
+	textui.OutputFlag(cmd, &out)
 	return cmd
 }
 
 func (a *app) vmSetLinkCommand() *cobra.Command {
-	var out format
+	var out textui.Format
 	cmd := &cobra.Command{
 		Use: "set-link REF NETWORK|MAC up|down", Short: "Set the link of a network interface up or down, also while the VM runs", Args: cobra.ExactArgs(3),
 		Long: `Set the link of a network interface up or down, also while the VM runs. While it is down, the guest sees no carrier and no packet passes.
@@ -66,6 +67,6 @@ several there.` + refHelp,
 			return a.printVM(r, out, err)
 		}),
 	}
-	outputFlag(cmd, &out)
+	textui.OutputFlag(cmd, &out)
 	return cmd
 }

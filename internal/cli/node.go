@@ -17,6 +17,7 @@ import (
 	"cocoonstack.io/cocoon/internal/errdefs"
 	"cocoonstack.io/cocoon/internal/nodeclient"
 	"cocoonstack.io/cocoon/internal/nodewire"
+	"cocoonstack.io/cocoon/internal/textui"
 )
 
 func (a *app) nodeCommand() *cobra.Command {
@@ -24,7 +25,7 @@ func (a *app) nodeCommand() *cobra.Command {
 }
 
 func (a *app) nodeInfoCommand() *cobra.Command {
-	var out format
+	var out textui.Format
 	cmd := &cobra.Command{
 		Use: "info", Short: "Show what the node is, runs and can run", Args: cobra.NoArgs,
 		RunE: a.calling(func(ctx context.Context, c *nodeclient.Client, _ []string) error {
@@ -32,26 +33,26 @@ func (a *app) nodeInfoCommand() *cobra.Command {
 			if err != nil {
 				return err
 			}
-			if out == formatJSON {
-				return printJSON(a.Stdout, i)
+			if out == textui.FormatJSON {
+				return textui.PrintJSON(a.Stdout, i)
 			}
 			a.printInfo(i)
 			return nil
 		}),
 	}
-	outputFlag(cmd, &out)
+	textui.OutputFlag(cmd, &out)
 	return cmd
 }
 
 func (a *app) printInfo(i nodewire.NodeInfo) {
 	line := func(key, value string) { a.printf("%-10s %s\n", key, value) }
-	line("Host", fmt.Sprintf("%s, %d CPUs, %s memory", i.Hostname, i.CPUs, FormatSize(i.Memory)))
-	line("cocoond", fmt.Sprintf("%s, pid %d, up %s", i.Version, i.PID, age(time.Now(), i.StartedAt)))
+	line("Host", fmt.Sprintf("%s, %d CPUs, %s memory", i.Hostname, i.CPUs, textui.FormatSize(i.Memory)))
+	line("cocoond", fmt.Sprintf("%s, pid %d, up %s", i.Version, i.PID, textui.Age(time.Now(), i.StartedAt)))
 	line("State", i.StateDir)
 	line("Sockets", i.RunDir)
-	line("Networks", cell(strings.Join(i.Networks, ", ")))
+	line("Networks", textui.Cell(strings.Join(i.Networks, ", ")))
 	for _, p := range i.VolumePools {
-		text := fmt.Sprintf("%s (%s), %s of %s in use", p.Name, p.Kind, FormatSize(p.Used), FormatSize(p.Size))
+		text := fmt.Sprintf("%s (%s), %s of %s in use", p.Name, p.Kind, textui.FormatSize(p.Used), textui.FormatSize(p.Size))
 		if p.Fault != "" {
 			text += ": " + p.Fault
 		}
@@ -108,7 +109,7 @@ Images stay. Afterwards cocoond can be stopped and leaves nothing behind.`,
 }
 
 func (a *app) confirm(question string) error {
-	f := file(a.Stdin)
+	f := textui.File(a.Stdin)
 	if f == nil || !term.IsTerminal(int(f.Fd())) {
 		return errdefs.Preconditionf("there is no terminal to ask for confirmation; give --yes to go on")
 	}
@@ -121,7 +122,7 @@ func (a *app) confirm(question string) error {
 }
 
 func (a *app) doctorCommand() *cobra.Command {
-	var out format
+	var out textui.Format
 	var fix, remote bool
 	cmd := &cobra.Command{
 		Use:   "doctor",
@@ -151,11 +152,11 @@ It ends with exit code 5 when something fails that no VM can run without.`,
 	}
 	cmd.Flags().BoolVar(&fix, "fix", false, "fix what is safe to fix")
 	cmd.Flags().BoolVar(&remote, "node", false, "let cocoond do the checks, instead of this program")
-	outputFlag(cmd, &out)
+	textui.OutputFlag(cmd, &out)
 	return cmd
 }
 
-func (a *app) printChecks(checks []nodewire.Check, out format) error {
+func (a *app) printChecks(checks []nodewire.Check, out textui.Format) error {
 	failed := 0
 	rows := make([][]string, len(checks))
 	for i, c := range checks {
@@ -169,10 +170,10 @@ func (a *app) printChecks(checks []nodewire.Check, out format) error {
 		rows[i] = []string{status, c.Name, c.Feature, c.Detail}
 	}
 	var err error
-	if out == formatJSON {
-		err = printJSON(a.Stdout, append([]nodewire.Check{}, checks...))
+	if out == textui.FormatJSON {
+		err = textui.PrintJSON(a.Stdout, append([]nodewire.Check{}, checks...))
 	} else {
-		err = printTable(a.Stdout, []string{"STATUS", "CHECK", "NEEDED FOR", "FOUND"}, rows)
+		err = textui.PrintTable(a.Stdout, []string{"STATUS", "CHECK", "NEEDED FOR", "FOUND"}, rows)
 		for _, c := range checks {
 			if c.Status != "ok" && c.Remedy != "" {
 				a.printf("\n%s:\n  %s\n", c.Name, c.Remedy)
@@ -193,7 +194,7 @@ func plural(n int, noun string) string {
 }
 
 func (a *app) versionCommand() *cobra.Command {
-	var out format
+	var out textui.Format
 	cmd := &cobra.Command{
 		Use: "version", Short: "Print the versions of cocoon and of cocoond, if it runs", Args: cobra.NoArgs,
 		RunE: func(cmd *cobra.Command, _ []string) error {
@@ -208,13 +209,13 @@ func (a *app) versionCommand() *cobra.Command {
 				v.Daemon = i.Version
 				return err
 			})
-			if out == formatJSON {
-				return printJSON(a.Stdout, v)
+			if out == textui.FormatJSON {
+				return textui.PrintJSON(a.Stdout, v)
 			}
-			a.printf("cocoon   %s\ncocoond  %s\n", v.Client, cell(v.Daemon))
+			a.printf("cocoon   %s\ncocoond  %s\n", v.Client, textui.Cell(v.Daemon))
 			return nil
 		},
 	}
-	outputFlag(cmd, &out)
+	textui.OutputFlag(cmd, &out)
 	return cmd
 }

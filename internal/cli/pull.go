@@ -10,6 +10,7 @@ import (
 	"cocoonstack.io/cocoon/internal/errdefs"
 	"cocoonstack.io/cocoon/internal/image"
 	"cocoonstack.io/cocoon/internal/nodeclient"
+	"cocoonstack.io/cocoon/internal/textui"
 )
 
 // pullPolicy is the value of --policy and --pull.
@@ -45,14 +46,14 @@ func (p *pullPolicy) Set(v string) error {
 func pullPolicyFlag(cmd *cobra.Command, p *pullPolicy, name string, value image.PullPolicy, usage string) {
 	*p = pullPolicy(value)
 	cmd.Flags().Var(p, name, usage)
-	completeWords(cmd, name, "missing", "always", "never")
+	textui.CompleteWords(cmd, name, "missing", "always", "never")
 }
 
 func (a *app) imagePullCommand() *cobra.Command {
 	var policy pullPolicy
 	var force, quiet bool
 	var authFile, tokenFile string
-	var out format
+	var out textui.Format
 	cmd := &cobra.Command{
 		Use:   "pull NAME...",
 		Short: "Fetch images from where their names say",
@@ -95,8 +96,8 @@ configuration.`,
 					switch {
 					case err != nil:
 						return err
-					case out == formatJSON:
-						return printJSON(a.Stdout, img)
+					case out == textui.FormatJSON:
+						return textui.PrintJSON(a.Stdout, img)
 					case quiet || img.Name == "":
 						a.printf("%s\n", img.ID)
 					default:
@@ -112,7 +113,7 @@ configuration.`,
 	cmd.Flags().StringVar(&authFile, "auth-file", "", "docker config.json with credentials for registries")
 	cmd.Flags().StringVar(&tokenFile, "token-file", "", "`FILE` with a bearer token for the registry that the names say")
 	cmd.Flags().BoolVarP(&quiet, "quiet", "q", false, "no progress; print the id")
-	outputFlag(cmd, &out)
+	textui.OutputFlag(cmd, &out)
 	cmd.Flags().SortFlags = false
 	return cmd
 }
@@ -151,21 +152,21 @@ func readAuth(path string) ([]image.RegistryAuth, error) {
 
 // pull fetches an image and draws its progress if a person watches.
 func (a *app) pull(ctx context.Context, c *nodeclient.Client, r image.PullRequest, quiet bool) (image.Image, error) {
-	b := a.bar(r.Name, quiet)
-	defer b.clear()
-	return c.Pull(ctx, r, b.image())
+	b := textui.NewBar(a.Stderr, r.Name, quiet)
+	defer b.Clear()
+	return c.Pull(ctx, r, showImage(b))
 }
 
 // image returns show for the transfer of an image, nil if nothing is drawn.
-func (b *bar) image() func(image.Progress) {
+func showImage(b *textui.Bar) func(image.Progress) {
 	if b == nil {
 		return nil
 	}
-	return func(p image.Progress) { b.show(p.Phase, p.Done, p.Total) }
+	return func(p image.Progress) { b.Show(p.Phase, p.Done, p.Total) }
 }
 
 func (a *app) imageExplainCommand() *cobra.Command {
-	var out format
+	var out textui.Format
 	cmd := &cobra.Command{
 		Use:   "explain NAME",
 		Short: "Say what an image name means here, step by step",
@@ -178,23 +179,23 @@ it is here already. The network is not used.`,
 			if err != nil {
 				return err
 			}
-			if out == formatJSON {
+			if out == textui.FormatJSON {
 				e.Steps = append([]string{}, e.Steps...) // never null
-				return printJSON(a.Stdout, e)
+				return textui.PrintJSON(a.Stdout, e)
 			}
 			a.printExplanation(e)
 			return nil
 		}),
 	}
-	outputFlag(cmd, &out)
+	textui.OutputFlag(cmd, &out)
 	return cmd
 }
 
 // printExplanation prints the steps as a numbered list and then the result.
 func (a *app) printExplanation(e image.Explanation) {
-	a.printf("%s\n", cell(e.Name))
+	a.printf("%s\n", textui.Cell(e.Name))
 	for i, step := range e.Steps {
-		a.printf("%3d. %s\n", i+1, cell(step))
+		a.printf("%3d. %s\n", i+1, textui.Cell(step))
 	}
 	a.printf("\n")
 	present := "no"
@@ -211,7 +212,7 @@ func (a *app) printExplanation(e image.Explanation) {
 		{"Here already", present},
 	} {
 		if l[1] != "" {
-			a.printf("%-14s %s\n", l[0]+":", cell(strings.TrimSpace(l[1])))
+			a.printf("%-14s %s\n", l[0]+":", textui.Cell(strings.TrimSpace(l[1])))
 		}
 	}
 }

@@ -9,11 +9,12 @@ import (
 
 	"cocoonstack.io/cocoon/internal/errdefs"
 	"cocoonstack.io/cocoon/internal/nodeclient"
+	"cocoonstack.io/cocoon/internal/textui"
 	"cocoonstack.io/cocoon/internal/vm"
 )
 
 func (a *app) recoverCommand() *cobra.Command {
-	var out format
+	var out textui.Format
 	var rebuild bool
 	cmd := &cobra.Command{
 		Use:   "recover",
@@ -33,27 +34,27 @@ With --rebuild, print how the journal is made anew from the records that VMs hav
 				if err != nil {
 					return err
 				}
-				if out == formatJSON {
-					return printJSON(a.Stdout, append([]vm.Stray{}, all...))
+				if out == textui.FormatJSON {
+					return textui.PrintJSON(a.Stdout, append([]vm.Stray{}, all...))
 				}
 				rows := make([][]string, len(all))
 				for i, s := range all {
 					rows[i] = strayCells(s)
 				}
-				return printTable(a.Stdout, []string{"ID", "NAME", "STATE", "PROCESSES", "TAPS", "WHY"}, rows)
+				return textui.PrintTable(a.Stdout, []string{"ID", "NAME", "STATE", "PROCESSES", "TAPS", "WHY"}, rows)
 			})
 		},
 	}
 	cmd.Flags().BoolVar(&rebuild, "rebuild", false, "say how the journal is rebuilt")
-	outputFlag(cmd, &out)
+	textui.OutputFlag(cmd, &out)
 	cmd.AddCommand(a.recoverAdoptCommand(), a.recoverRemoveCommand())
 	return cmd
 }
 
 func strayCells(s vm.Stray) []string {
 	return []string{
-		string(s.ID), cell(s.Name), cell(string(s.State)),
-		cell(strings.Trim(fmt.Sprint(s.PIDs), "[]")), cell(strings.Join(s.Taps, ",")), s.Reason,
+		string(s.ID), textui.Cell(s.Name), textui.Cell(string(s.State)),
+		textui.Cell(strings.Trim(fmt.Sprint(s.PIDs), "[]")), textui.Cell(strings.Join(s.Taps, ",")), s.Reason,
 	}
 }
 

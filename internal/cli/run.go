@@ -15,6 +15,7 @@ import (
 	"cocoonstack.io/cocoon/internal/image"
 	"cocoonstack.io/cocoon/internal/nodeclient"
 	"cocoonstack.io/cocoon/internal/nodejson"
+	"cocoonstack.io/cocoon/internal/textui"
 	"cocoonstack.io/cocoon/internal/vm"
 )
 
@@ -30,7 +31,7 @@ type specFlags struct {
 	accel, firmware, tpm, driver, keep                string
 	cpus, nics                                        int
 	growCPUs                                          int // 0: the VM keeps the CPUs that it starts with
-	memory, growMemory, storage                       sizeFlag
+	memory, growMemory, storage                       textui.Size
 	huge                                              hugePagesFlag
 	env, labels, offered, publish, volumes            []string
 	entrypoint                                        string
@@ -40,7 +41,7 @@ type specFlags struct {
 	cloudInit                                         cloudInitFlags
 	smbios                                            map[string]string
 	storageGiven                                      func() bool
-	out                                               format
+	out                                               textui.Format
 }
 
 func (f *specFlags) add(cmd *cobra.Command) {
@@ -77,15 +78,15 @@ func (f *specFlags) add(cmd *cobra.Command) {
 	fs.DurationVar(&f.stopGrace, "stop-grace", vm.DefaultStopGrace, "time a stop gives the guest")
 	pullPolicyFlag(cmd, &f.pull, "pull", image.PullIfNotPresent, "fetch the image first: missing (when it is not here), always (when there is a newer one) or never")
 	f.storageGiven = func() bool { return fs.Changed("storage") }
-	outputFlag(cmd, &f.out)
+	textui.OutputFlag(cmd, &f.out)
 	fs.SortFlags = false
-	completeWords(cmd, "accel", "auto", "kvm", "tcg")
-	completeWords(cmd, "firmware", "bios", "uefi")
+	textui.CompleteWords(cmd, "accel", "auto", "kvm", "tcg")
+	textui.CompleteWords(cmd, "firmware", "bios", "uefi")
 	fs.StringVar(&f.tpm, "tpm", "", "a TPM 2.0, for disk images: ephemeral (empty at each start) or persistent")
 	fs.Var(&f.huge, "huge-pages", "for disk images: memory of huge pages of 2Mi or 1Gi, which the node has set aside (sysctl vm.nr_hugepages)")
 	fs.Lookup("huge-pages").NoOptDefVal = vm.HugePages2M.String()
-	completeWords(cmd, "huge-pages", vm.HugePages2M.String(), vm.HugePages1G.String())
-	completeWords(cmd, "tpm", string(vm.TPMEphemeral), string(vm.TPMPersistent))
+	textui.CompleteWords(cmd, "huge-pages", vm.HugePages2M.String(), vm.HugePages1G.String())
+	textui.CompleteWords(cmd, "tpm", string(vm.TPMEphemeral), string(vm.TPMPersistent))
 	fs.BoolVar(&f.windows, "windows", false, "the guest is Windows, for disk images: it gets UEFI, Hyper-V's interface, a clock in local time, disks on SATA and interfaces of model e1000e")
 	fs.BoolVar(&f.virtio, "virtio", false, "with --windows: the guest has the drivers of virtio, so its disks and interfaces are virtio")
 	fs.BoolVar(&f.uefi.SecureBoot, "secure-boot", false, "with --firmware uefi: start only what is signed with Microsoft's keys")
@@ -251,7 +252,7 @@ There is no command line of the hypervisor to print: cocoond passes it files and
 			if err != nil {
 				return err
 			}
-			return printJSON(a.Stdout, nodejson.FromSpec(s))
+			return textui.PrintJSON(a.Stdout, nodejson.FromSpec(s))
 		}),
 	}
 	f.add(cmd)
@@ -317,19 +318,19 @@ func (a *app) make(ctx context.Context, c *nodeclient.Client, f *specFlags, args
 	if err == nil {
 		a.noteLogin(&f.cloudInit, r)
 		if f.firmware != "" && r.ImageType == vm.ImageOCI {
-			a.warn("--firmware has no effect: %s is a container image, whose kernel is loaded without firmware", cell(r.Spec.Image))
+			a.warn("--firmware has no effect: %s is a container image, whose kernel is loaded without firmware", textui.Cell(r.Spec.Image))
 		}
 		if f.graphics && r.ImageType == vm.ImageOCI {
-			a.warn("--graphics has no effect: %s is a container image, whose kernel shows nothing on a screen", cell(r.Spec.Image))
+			a.warn("--graphics has no effect: %s is a container image, whose kernel shows nothing on a screen", textui.Cell(r.Spec.Image))
 		}
 		if f.tpm != "" && r.ImageType == vm.ImageOCI {
-			a.warn("--tpm has no effect: %s is a container image, whose kernel knows one machine", cell(r.Spec.Image))
+			a.warn("--tpm has no effect: %s is a container image, whose kernel knows one machine", textui.Cell(r.Spec.Image))
 		}
 		if f.huge > 0 && r.ImageType == vm.ImageOCI {
-			a.warn("--huge-pages has no effect: %s is a container image, whose memory its clones share", cell(r.Spec.Image))
+			a.warn("--huge-pages has no effect: %s is a container image, whose memory its clones share", textui.Cell(r.Spec.Image))
 		}
 		if f.uefi != (vm.UEFI{}) && r.ImageType == vm.ImageOCI {
-			a.warn("--secure-boot and --keep-uefi have no effect: %s is a container image, whose kernel is loaded without firmware", cell(r.Spec.Image))
+			a.warn("--secure-boot and --keep-uefi have no effect: %s is a container image, whose kernel is loaded without firmware", textui.Cell(r.Spec.Image))
 		}
 	}
 	return r, err
@@ -376,7 +377,7 @@ func (a *app) provide(ctx context.Context, c *nodeclient.Client, s vm.Spec, f *s
 	if _, ok := vm.BootVolume(s.Image); ok || image.PullPolicy(f.pull) == image.PullNever {
 		return s, nil
 	}
-	img, err := a.pull(ctx, c, image.PullRequest{Name: s.Image, Policy: image.PullPolicy(f.pull)}, f.out == formatJSON)
+	img, err := a.pull(ctx, c, image.PullRequest{Name: s.Image, Policy: image.PullPolicy(f.pull)}, f.out == textui.FormatJSON)
 	if err == nil && strings.Contains(s.Image, "://") { // may hold a password, which must not be in a record
 		s.Image = img.Name
 	}

@@ -13,6 +13,7 @@ import (
 	"cocoonstack.io/cocoon/internal/nodeclient"
 	"cocoonstack.io/cocoon/internal/nodejson"
 	"cocoonstack.io/cocoon/internal/snapshot"
+	"cocoonstack.io/cocoon/internal/textui"
 	"cocoonstack.io/cocoon/internal/vm"
 )
 
@@ -30,7 +31,7 @@ func (a *app) snapshotCommand() *cobra.Command {
 const snapshotHelp = "\n\nSNAPSHOT is the name of a snapshot, its id, or the beginning of its id (three characters or more)."
 
 func (a *app) snapshotSaveCommand() *cobra.Command {
-	var out format
+	var out textui.Format
 	var s vm.SaveSpec
 	var labels []string
 	cmd := &cobra.Command{
@@ -52,17 +53,17 @@ disks alone are consistent too; it needs the guest agent.` + refHelp,
 				return err
 			}
 			return a.withClient(func(c *nodeclient.Client) error {
-				stop := a.waiting(cmd.Context(), "saving "+args[0])
+				stop := textui.Waiting(cmd.Context(), a.Stderr, "saving "+args[0])
 				snap, err := c.SaveSnapshot(cmd.Context(), args[0], s)
 				stop()
 				if err != nil {
 					return err
 				}
-				if out == formatJSON {
-					return printJSON(a.Stdout, nodejson.FromSnapshot(snap))
+				if out == textui.FormatJSON {
+					return textui.PrintJSON(a.Stdout, nodejson.FromSnapshot(snap))
 				}
-				return printTable(a.Stdout, []string{"NAME", "ID", "KIND", "SIZE", "PAUSE"}, [][]string{{
-					snap.Name, shortID(snap.ID), kind(snap), FormatSize(snap.Size), pause(snap),
+				return textui.PrintTable(a.Stdout, []string{"NAME", "ID", "KIND", "SIZE", "PAUSE"}, [][]string{{
+					snap.Name, shortID(snap.ID), kind(snap), textui.FormatSize(snap.Size), pause(snap),
 				}})
 			})
 		},
@@ -72,7 +73,7 @@ disks alone are consistent too; it needs the guest agent.` + refHelp,
 	fs.StringVar(&s.Description, "description", "", "a few words about it")
 	fs.BoolVar(&s.Quiesce, "quiesce", false, "freeze the guest's file systems for the instant")
 	fs.StringArrayVar(&labels, "label", nil, "label KEY=VALUE; may be repeated")
-	outputFlag(cmd, &out)
+	textui.OutputFlag(cmd, &out)
 	fs.SortFlags = false
 	return cmd
 }
@@ -103,10 +104,10 @@ func (a *app) printSnapshots(all []snapshot.Snapshot) error {
 	rows := make([][]string, len(all))
 	for i, s := range all {
 		rows[i] = []string{
-			s.Owner.Qualify(s.Name), shortID(s.ID), kind(s), s.Source.VMName, sharing(s.Published), s.Image, strconv.Itoa(s.CPU), FormatSize(s.Memory), FormatSize(s.Size), age(now, s.CreatedAt),
+			s.Owner.Qualify(s.Name), shortID(s.ID), kind(s), s.Source.VMName, sharing(s.Published), s.Image, strconv.Itoa(s.CPU), textui.FormatSize(s.Memory), textui.FormatSize(s.Size), textui.Age(now, s.CreatedAt),
 		}
 	}
-	return printTable(a.Stdout, []string{"NAME", "ID", "KIND", "VM", "PUBLISHED", "IMAGE", "CPU", "MEMORY", "SIZE", "AGE"}, rows)
+	return textui.PrintTable(a.Stdout, []string{"NAME", "ID", "KIND", "VM", "PUBLISHED", "IMAGE", "CPU", "MEMORY", "SIZE", "AGE"}, rows)
 }
 
 // sharing returns with whom the operator shares something.
@@ -135,7 +136,7 @@ func pause(s snapshot.Snapshot) string {
 }
 
 func (a *app) snapshotInspectCommand() *cobra.Command {
-	out := formatJSON
+	out := textui.FormatJSON
 	cmd := &cobra.Command{
 		Use: "inspect SNAPSHOT", Short: "Print everything known of one snapshot as JSON", Long: "Print everything known of one snapshot as JSON." + snapshotHelp,
 		Example: "  cocoon snapshot inspect warm | jq .machine",
@@ -169,7 +170,7 @@ memory of the guest that was saved. What is given replaces what was published be
 			}
 			return a.withClient(func(c *nodeclient.Client) error {
 				s, err := c.PublishSnapshot(cmd.Context(), args[0], namespaces)
-				return a.printSnapshot(s, formatTable, err)
+				return a.printSnapshot(s, textui.FormatTable, err)
 			})
 		},
 	}

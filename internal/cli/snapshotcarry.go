@@ -12,6 +12,7 @@ import (
 	"cocoonstack.io/cocoon/internal/nodeclient"
 	"cocoonstack.io/cocoon/internal/nodejson"
 	"cocoonstack.io/cocoon/internal/snapshot"
+	"cocoonstack.io/cocoon/internal/textui"
 )
 
 func (a *app) snapshotExportCommand() *cobra.Command {
@@ -38,7 +39,7 @@ What it holds is the guest's memory: keep it as safe as the guest's secrets.` + 
 					return errdefs.Invalidf("--to-dir %s: %w", dir, err)
 				}
 				return a.withClient(func(c *nodeclient.Client) error {
-					stop := a.waiting(ctx, "exporting "+ref)
+					stop := textui.Waiting(ctx, a.Stderr, "exporting "+ref)
 					defer stop()
 					return c.ExportSnapshotDir(ctx, ref, abs)
 				})
@@ -81,7 +82,7 @@ What it holds is the guest's memory: keep it as safe as the guest's secrets.` + 
 }
 
 func (a *app) snapshotImportCommand() *cobra.Command {
-	var out format
+	var out textui.Format
 	var name, description, dir string
 	cmd := &cobra.Command{
 		Use: "import --name NAME [FILE|-]", Short: "Store what export wrote", Args: cobra.MaximumNArgs(1),
@@ -104,7 +105,7 @@ Either the whole snapshot is there afterwards, or nothing is.`,
 					return errdefs.Invalidf("--from-dir %s: %w", dir, err)
 				}
 				return a.withClient(func(c *nodeclient.Client) error {
-					stop := a.waiting(ctx, "importing "+abs)
+					stop := textui.Waiting(ctx, a.Stderr, "importing "+abs)
 					s, err := c.ImportSnapshotDir(ctx, name, description, abs)
 					stop()
 					return a.printSnapshot(s, out, err)
@@ -116,9 +117,9 @@ Either the whole snapshot is there afterwards, or nothing is.`,
 			}
 			defer r.Close()
 			return a.withClient(func(c *nodeclient.Client) error {
-				bar := a.bar(cmp.Or(name, "snapshot"), out == formatJSON)
-				s, err := c.ImportSnapshot(ctx, name, description, r, bar.counter("importing", size))
-				bar.clear()
+				bar := textui.NewBar(a.Stderr, cmp.Or(name, "snapshot"), out == textui.FormatJSON)
+				s, err := c.ImportSnapshot(ctx, name, description, r, bar.Counter("importing", size))
+				bar.Clear()
 				return a.printSnapshot(s, out, err)
 			})
 		},
@@ -127,13 +128,13 @@ Either the whole snapshot is there afterwards, or nothing is.`,
 	fs.StringVar(&name, "name", "", "name of the snapshot here (default: the one it has)")
 	fs.StringVar(&description, "description", "", "a few words about it (default: its own)")
 	fs.StringVar(&dir, "from-dir", "", "`DIR` of this machine that export --to-dir made")
-	outputFlag(cmd, &out)
+	textui.OutputFlag(cmd, &out)
 	fs.SortFlags = false
 	return cmd
 }
 
 func (a *app) snapshotPushCommand() *cobra.Command {
-	var out format
+	var out textui.Format
 	var remote remoteFlags
 	cmd := &cobra.Command{
 		Use: "push SNAPSHOT URL/REPO[:TAG]", Short: "Send a snapshot to a registry", Args: cobra.ExactArgs(2),
@@ -150,33 +151,33 @@ What is sent is the guest's memory: let nobody read the repository who may not r
 				return err
 			}
 			return a.withClient(func(c *nodeclient.Client) error {
-				bar := a.bar(args[0], out == formatJSON)
-				s, err := c.PushSnapshot(cmd.Context(), args[0], args[1], auth, bar.transfer())
-				bar.clear()
+				bar := textui.NewBar(a.Stderr, args[0], out == textui.FormatJSON)
+				s, err := c.PushSnapshot(cmd.Context(), args[0], args[1], auth, showTransfer(bar))
+				bar.Clear()
 				return a.printPushed(nodejson.FromSnapshot(s), s.Digest, out, err)
 			})
 		},
 	}
 	remote.add(cmd)
-	outputFlag(cmd, &out)
+	textui.OutputFlag(cmd, &out)
 	cmd.Flags().SortFlags = false
 	return cmd
 }
 
 // printPushed prints the result of a push: as JSON what was pushed, otherwise the digest of its manifest.
-func (a *app) printPushed(pushed any, digest string, out format, err error) error {
+func (a *app) printPushed(pushed any, digest string, out textui.Format, err error) error {
 	switch {
 	case err != nil:
 		return err
-	case out == formatJSON:
-		return printJSON(a.Stdout, pushed)
+	case out == textui.FormatJSON:
+		return textui.PrintJSON(a.Stdout, pushed)
 	}
 	a.printf("%s\n", digest)
 	return nil
 }
 
 func (a *app) snapshotPullCommand() *cobra.Command {
-	var out format
+	var out textui.Format
 	var remote remoteFlags
 	var name string
 	cmd := &cobra.Command{
@@ -195,35 +196,35 @@ certificate.` + remoteHelp,
 				return err
 			}
 			return a.withClient(func(c *nodeclient.Client) error {
-				bar := a.bar(args[0], out == formatJSON)
-				s, err := c.PullSnapshot(cmd.Context(), args[0], name, auth, bar.transfer())
-				bar.clear()
+				bar := textui.NewBar(a.Stderr, args[0], out == textui.FormatJSON)
+				s, err := c.PullSnapshot(cmd.Context(), args[0], name, auth, showTransfer(bar))
+				bar.Clear()
 				return a.printSnapshot(s, out, err)
 			})
 		},
 	}
 	cmd.Flags().StringVar(&name, "name", "", "name of the snapshot here (default: the one it has)")
 	remote.add(cmd)
-	outputFlag(cmd, &out)
+	textui.OutputFlag(cmd, &out)
 	cmd.Flags().SortFlags = false
 	return cmd
 }
 
 // transfer returns show for the transfer of a snapshot, nil if nothing is drawn.
-func (b *bar) transfer() func(snapshot.Progress) {
+func showTransfer(b *textui.Bar) func(snapshot.Progress) {
 	if b == nil {
 		return nil
 	}
-	return func(p snapshot.Progress) { b.show(p.Phase, p.Done, p.Total) }
+	return func(p snapshot.Progress) { b.Show(p.Phase, p.Done, p.Total) }
 }
 
 // printSnapshot prints the result of a transfer, or returns its error.
-func (a *app) printSnapshot(s snapshot.Snapshot, out format, err error) error {
+func (a *app) printSnapshot(s snapshot.Snapshot, out textui.Format, err error) error {
 	switch {
 	case err != nil:
 		return err
-	case out == formatJSON:
-		return printJSON(a.Stdout, nodejson.FromSnapshot(s))
+	case out == textui.FormatJSON:
+		return textui.PrintJSON(a.Stdout, nodejson.FromSnapshot(s))
 	}
 	return a.printSnapshots([]snapshot.Snapshot{s})
 }

@@ -14,6 +14,7 @@ import (
 	"cocoonstack.io/cocoon/internal/errdefs"
 	"cocoonstack.io/cocoon/internal/nodeclient"
 	"cocoonstack.io/cocoon/internal/nodejson"
+	"cocoonstack.io/cocoon/internal/textui"
 	"cocoonstack.io/cocoon/internal/vm"
 )
 
@@ -34,12 +35,12 @@ func (a *app) vmCommand() *cobra.Command {
 const refHelp = "\n\nREF is the name of a VM, its id, or the beginning of its id (three characters or more)."
 
 func (a *app) vmStartCommand() *cobra.Command {
-	var out format
+	var out textui.Format
 	cmd := &cobra.Command{
 		Use: "start REF...", Short: "Start VMs that do not run", Long: "Start VMs that do not run." + refHelp,
 		Args: cobra.MinimumNArgs(1), ValidArgsFunction: a.completeVMs,
 	}
-	outputFlag(cmd, &out)
+	textui.OutputFlag(cmd, &out)
 	cmd.RunE = a.eachVM(&out, (*nodeclient.Client).Start)
 	return cmd
 }
@@ -72,7 +73,7 @@ func (a *app) vmRestartCommand() *cobra.Command {
 }
 
 func (a *app) vmRebootCommand() *cobra.Command {
-	var out format
+	var out textui.Format
 	var hard bool
 	cmd := &cobra.Command{
 		Use: "reboot REF...", Short: "Have guests that boot themselves start again",
@@ -81,7 +82,7 @@ it is reset at once and loses what it has not written. The command ends when tha
 		Args: cobra.MinimumNArgs(1), ValidArgsFunction: a.completeVMs,
 	}
 	cmd.Flags().BoolVar(&hard, "hard", false, "do not ask, reset")
-	outputFlag(cmd, &out)
+	textui.OutputFlag(cmd, &out)
 	cmd.RunE = a.eachVM(&out, func(c *nodeclient.Client, ctx context.Context, ref string) (vm.Record, error) {
 		return c.Reboot(ctx, ref, hard)
 	})
@@ -89,7 +90,7 @@ it is reset at once and loses what it has not written. The command ends when tha
 }
 
 func (a *app) vmPauseCommand() *cobra.Command {
-	var out format
+	var out textui.Format
 	cmd := &cobra.Command{
 		Use: "pause REF...", Short: "Stop the CPUs of VMs until they are unpaused",
 		Long: `Stop the CPUs of VMs until they are unpaused, also when cocoond restarts. A paused VM keeps its memory, disks and addresses.
@@ -97,24 +98,24 @@ Its guest answers nothing: exec is refused, and so are snapshots and hibernation
 		Example: "  cocoon vm pause web\n  cocoon vm unpause web",
 		Args:    cobra.MinimumNArgs(1), ValidArgsFunction: a.completeVMs,
 	}
-	outputFlag(cmd, &out)
+	textui.OutputFlag(cmd, &out)
 	cmd.RunE = a.eachVM(&out, (*nodeclient.Client).Pause)
 	return cmd
 }
 
 func (a *app) vmUnpauseCommand() *cobra.Command {
-	var out format
+	var out textui.Format
 	cmd := &cobra.Command{
 		Use: "unpause REF...", Short: "Let paused VMs continue", Long: "Let paused VMs continue, or begin if they were started paused." + refHelp,
 		Args: cobra.MinimumNArgs(1), ValidArgsFunction: a.completeVMs,
 	}
-	outputFlag(cmd, &out)
+	textui.OutputFlag(cmd, &out)
 	cmd.RunE = a.eachVM(&out, (*nodeclient.Client).Unpause)
 	return cmd
 }
 
 func (a *app) stopping(verb, short string, op func(*nodeclient.Client, context.Context, string, time.Duration) (vm.Record, error)) *cobra.Command {
-	var out format
+	var out textui.Format
 	var grace time.Duration
 	var now bool
 	cmd := &cobra.Command{
@@ -123,11 +124,11 @@ func (a *app) stopping(verb, short string, op func(*nodeclient.Client, context.C
 		Args:    cobra.MinimumNArgs(1), ValidArgsFunction: a.completeVMs,
 	}
 	cmd.Flags().DurationVar(&grace, "grace", 0, "time for the guest to stop (default: what the VM was created with)")
-	cmd.Flags().Var((*seconds)(&grace), "timeout", "the same as --grace; a number without a unit is in seconds")
+	cmd.Flags().Var((*textui.Seconds)(&grace), "timeout", "the same as --grace; a number without a unit is in seconds")
 	cmd.Flags().BoolVar(&now, "now", false, "do not ask, kill")
 	cmd.Flags().BoolVar(&now, "force", false, "the same as --now")
 	cmd.MarkFlagsMutuallyExclusive("grace", "timeout", "now", "force")
-	outputFlag(cmd, &out)
+	textui.OutputFlag(cmd, &out)
 	cmd.RunE = func(cmd *cobra.Command, refs []string) error {
 		if grace < 0 {
 			return errdefs.Invalidf("--grace %s is negative", grace)
@@ -147,7 +148,7 @@ func (a *app) stopping(verb, short string, op func(*nodeclient.Client, context.C
 }
 
 // eachVM makes a RunE that calls op with every reference and prints the name, or the record, of each.
-func (a *app) eachVM(out *format, op func(*nodeclient.Client, context.Context, string) (vm.Record, error)) func(*cobra.Command, []string) error {
+func (a *app) eachVM(out *textui.Format, op func(*nodeclient.Client, context.Context, string) (vm.Record, error)) func(*cobra.Command, []string) error {
 	return func(cmd *cobra.Command, refs []string) error {
 		return a.withClient(func(c *nodeclient.Client) error {
 			return each(refs, func(ref string) error {
@@ -155,8 +156,8 @@ func (a *app) eachVM(out *format, op func(*nodeclient.Client, context.Context, s
 				if err != nil {
 					return err
 				}
-				if *out == formatJSON {
-					return printJSON(a.Stdout, nodejson.FromRecord(r))
+				if *out == textui.FormatJSON {
+					return textui.PrintJSON(a.Stdout, nodejson.FromRecord(r))
 				}
 				a.printf("%s\n", r.Spec.Name)
 				return nil
@@ -166,7 +167,7 @@ func (a *app) eachVM(out *format, op func(*nodeclient.Client, context.Context, s
 }
 
 func (a *app) vmRmCommand() *cobra.Command {
-	var out format
+	var out textui.Format
 	var force bool
 	cmd := &cobra.Command{
 		Use: "rm REF...", Aliases: []string{"remove"}, Short: "Remove VMs with their disks",
@@ -175,7 +176,7 @@ func (a *app) vmRmCommand() *cobra.Command {
 		Args: cobra.MinimumNArgs(1), ValidArgsFunction: a.completeVMs,
 		RunE: func(cmd *cobra.Command, refs []string) error {
 			a.exits = true
-			if out == formatJSON {
+			if out == textui.FormatJSON {
 				return a.eachVM(&out, func(c *nodeclient.Client, ctx context.Context, ref string) (vm.Record, error) {
 					r, err := c.Inspect(ctx, ref)
 					if err != nil {
@@ -189,7 +190,7 @@ func (a *app) vmRmCommand() *cobra.Command {
 			})(cmd, refs)
 		},
 	}
-	outputFlag(cmd, &out)
+	textui.OutputFlag(cmd, &out)
 	cmd.Flags().BoolVarP(&force, "force", "f", false, "remove running VMs too")
 	return cmd
 }
@@ -204,25 +205,25 @@ func (a *app) vmInspectCommand() *cobra.Command {
 			if err != nil {
 				return err
 			}
-			return printJSON(a.Stdout, nodejson.FromRecord(r))
+			return textui.PrintJSON(a.Stdout, nodejson.FromRecord(r))
 		}),
 	}
 }
 
 func (a *app) vmListCommand() *cobra.Command {
-	var out format
+	var out textui.Format
 	var quiet bool
 	cmd := &cobra.Command{
 		Use: "list", Aliases: []string{"ls", "ps"}, Short: "List VMs", Args: cobra.NoArgs,
 		RunE: func(cmd *cobra.Command, _ []string) error { return a.list(cmd.Context(), nil, out, quiet) },
 	}
-	outputFlag(cmd, &out)
+	textui.OutputFlag(cmd, &out)
 	cmd.Flags().BoolVarP(&quiet, "quiet", "q", false, "ids only")
 	return cmd
 }
 
 // list prints the VMs of refs, or all if there are none.
-func (a *app) list(ctx context.Context, refs []string, out format, quiet bool) error {
+func (a *app) list(ctx context.Context, refs []string, out textui.Format, quiet bool) error {
 	return a.withClient(func(c *nodeclient.Client) error {
 		all, err := records(ctx, c, refs)
 		switch {
@@ -233,12 +234,12 @@ func (a *app) list(ctx context.Context, refs []string, out format, quiet bool) e
 				a.printf("%s\n", r.ID)
 			}
 			return nil
-		case out == formatJSON:
+		case out == textui.FormatJSON:
 			list := make([]nodejson.VM, len(all)) // prints [] when empty, never null
 			for i, r := range all {
 				list[i] = nodejson.FromRecord(r)
 			}
-			return printJSON(a.Stdout, list)
+			return textui.PrintJSON(a.Stdout, list)
 		}
 		return a.printVMs(all)
 	})
@@ -263,10 +264,10 @@ func (a *app) printVMs(all []vm.Record) error {
 	for i, r := range all {
 		rows[i] = []string{
 			r.Owner.Qualify(r.Spec.Name), string(r.ID)[:min(12, len(r.ID))], stateWord(r), r.Spec.Image,
-			strconv.Itoa(r.Spec.CPUs), FormatSize(r.Spec.Memory), addresses(r), age(now, r.CreatedAt),
+			strconv.Itoa(r.Spec.CPUs), textui.FormatSize(r.Spec.Memory), addresses(r), textui.Age(now, r.CreatedAt),
 		}
 	}
-	return printTable(a.Stdout, []string{"NAME", "ID", "STATE", "IMAGE", "CPU", "MEMORY", "IP", "AGE"}, rows)
+	return textui.PrintTable(a.Stdout, []string{"NAME", "ID", "STATE", "IMAGE", "CPU", "MEMORY", "IP", "AGE"}, rows)
 }
 
 // stateWord returns the state with its most important detail.
@@ -297,7 +298,7 @@ func addresses(r vm.Record) string {
 }
 
 func (a *app) vmStatusCommand() *cobra.Command {
-	var out format
+	var out textui.Format
 	var events bool
 	var after int64
 	cmd := &cobra.Command{
@@ -316,13 +317,13 @@ give the last revision seen to --after. A REF of --event may be of a VM to come.
 			return a.list(cmd.Context(), refs, out, false)
 		},
 	}
-	outputFlag(cmd, &out)
+	textui.OutputFlag(cmd, &out)
 	cmd.Flags().BoolVar(&events, "event", false, "follow changes")
 	cmd.Flags().Int64Var(&after, "after", -1, "with --event: only changes after this revision")
 	return cmd
 }
 
-func (a *app) events(ctx context.Context, refs []string, out format, after int64) error {
+func (a *app) events(ctx context.Context, refs []string, out textui.Format, after int64) error {
 	return a.withClient(func(c *nodeclient.Client) error {
 		enc := json.NewEncoder(a.Stdout)
 		enc.SetEscapeHTML(false)
@@ -331,7 +332,7 @@ func (a *app) events(ctx context.Context, refs []string, out format, after int64
 			if len(refs) > 0 && !slices.ContainsFunc(refs, vm.Named{ID: r.ID, Name: r.Spec.Name, Owner: r.Owner}.Is) {
 				return nil
 			}
-			if out == formatJSON {
+			if out == textui.FormatJSON {
 				return enc.Encode(nodejson.Event{Event: e.Type, VM: nodejson.FromRecord(r), Revision: e.Revision})
 			}
 			a.printf("%s  %-8s  %-30s  %-20s  %s\n", r.UpdatedAt.Local().Format(time.TimeOnly), e.Type, r.Spec.Name, stateWord(r), r.Message)
@@ -341,17 +342,17 @@ func (a *app) events(ctx context.Context, refs []string, out format, after int64
 }
 
 func (a *app) vmStatsCommand() *cobra.Command {
-	var out format
+	var out textui.Format
 	cmd := &cobra.Command{
 		Use: "stats [REF...]", Short: "Show what guests use", Long: "Show what guests use, as their own kernels see it. Without REF: of every VM whose agent answers." + refHelp,
 		ValidArgsFunction: a.completeVMs,
 		RunE:              func(cmd *cobra.Command, refs []string) error { return a.stats(cmd.Context(), refs, out) },
 	}
-	outputFlag(cmd, &out)
+	textui.OutputFlag(cmd, &out)
 	return cmd
 }
 
-func (a *app) stats(ctx context.Context, refs []string, out format) error {
+func (a *app) stats(ctx context.Context, refs []string, out textui.Format) error {
 	return a.withClient(func(c *nodeclient.Client) error {
 		if len(refs) == 0 {
 			all, err := c.List(ctx)
@@ -375,17 +376,17 @@ func (a *app) stats(ctx context.Context, refs []string, out format) error {
 		if err != nil {
 			return err
 		}
-		if out == formatJSON {
-			return printJSON(a.Stdout, list)
+		if out == textui.FormatJSON {
+			return textui.PrintJSON(a.Stdout, list)
 		}
 		rows := make([][]string, len(list))
 		for i, s := range list {
 			rows[i] = []string{
 				s.Name, strconv.FormatFloat(s.CPUSeconds, 'f', 1, 64) + "s", strconv.FormatFloat(s.LoadAverage1, 'f', 2, 64),
-				FormatSize(s.MemoryUsed) + " / " + FormatSize(s.MemoryTotal), FormatSize(s.DiskUsed) + " / " + FormatSize(s.DiskTotal),
-				FormatSize(s.NetworkRxBytes) + " / " + FormatSize(s.NetworkTxBytes), strconv.Itoa(s.Processes),
+				textui.FormatSize(s.MemoryUsed) + " / " + textui.FormatSize(s.MemoryTotal), textui.FormatSize(s.DiskUsed) + " / " + textui.FormatSize(s.DiskTotal),
+				textui.FormatSize(s.NetworkRxBytes) + " / " + textui.FormatSize(s.NetworkTxBytes), strconv.Itoa(s.Processes),
 			}
 		}
-		return printTable(a.Stdout, []string{"NAME", "CPU TIME", "LOAD", "MEMORY", "DISK", "NET RX/TX", "PROCESSES"}, rows)
+		return textui.PrintTable(a.Stdout, []string{"NAME", "CPU TIME", "LOAD", "MEMORY", "DISK", "NET RX/TX", "PROCESSES"}, rows)
 	})
 }

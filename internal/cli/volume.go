@@ -19,6 +19,7 @@ import (
 	"cocoonstack.io/cocoon/internal/nodeclient"
 	"cocoonstack.io/cocoon/internal/nodejson"
 	"cocoonstack.io/cocoon/internal/nodewire"
+	"cocoonstack.io/cocoon/internal/textui"
 	"cocoonstack.io/cocoon/internal/vm"
 	"cocoonstack.io/cocoon/internal/volume"
 )
@@ -37,8 +38,8 @@ func (a *app) volumeCommand() *cobra.Command {
 const volumeHelp = "\n\nVOLUME is the name of a volume, its id, or the beginning of its id (three characters or more)."
 
 func (a *app) volumeCreateCommand() *cobra.Command {
-	var out format
-	var size sizeFlag
+	var out textui.Format
+	var size textui.Size
 	var kind, from string
 	var labels []string
 	cmd := &cobra.Command{
@@ -66,9 +67,9 @@ disk, or a container image with one disk below /disk. Either the whole volume is
 					v, err := c.CreateVolume(cmd.Context(), spec)
 					return a.printVolume(v, out, err)
 				}
-				bar := a.bar(args[0], out == formatJSON)
-				v, err := c.VolumeFromImage(cmd.Context(), spec, image.PullRequest{Name: from, Policy: image.PullIfNotPresent}, bar.image())
-				bar.clear()
+				bar := textui.NewBar(a.Stderr, args[0], out == textui.FormatJSON)
+				v, err := c.VolumeFromImage(cmd.Context(), spec, image.PullRequest{Name: from, Policy: image.PullIfNotPresent}, showImage(bar))
+				bar.Clear()
 				return a.printVolume(v, out, err)
 			})
 		},
@@ -79,7 +80,7 @@ disk, or a container image with one disk below /disk. Either the whole volume is
 	_ = cmd.RegisterFlagCompletionFunc("image", a.completeImages)
 	kindFlag(fs, &kind)
 	fs.StringArrayVar(&labels, "label", nil, "label KEY=VALUE; may be repeated")
-	outputFlag(cmd, &out)
+	textui.OutputFlag(cmd, &out)
 	fs.SortFlags = false
 	return cmd
 }
@@ -108,23 +109,23 @@ func (a *app) printVolumes(all []nodewire.StoredVolume) error {
 		for _, at := range v.Attachments {
 			users = append(users, shortID(string(at.VM)))
 		}
-		rows[i] = []string{v.Owner.Qualify(v.Name), shortID(string(v.ID)), v.Kind, FormatSize(v.Size), FormatSize(v.Allocated), strings.Join(users, ","), age(now, v.CreatedAt)}
+		rows[i] = []string{v.Owner.Qualify(v.Name), shortID(string(v.ID)), v.Kind, textui.FormatSize(v.Size), textui.FormatSize(v.Allocated), strings.Join(users, ","), textui.Age(now, v.CreatedAt)}
 	}
-	return printTable(a.Stdout, []string{"NAME", "ID", "KIND", "SIZE", "ALLOCATED", "VM", "AGE"}, rows)
+	return textui.PrintTable(a.Stdout, []string{"NAME", "ID", "KIND", "SIZE", "ALLOCATED", "VM", "AGE"}, rows)
 }
 
-func (a *app) printVolume(v nodewire.StoredVolume, out format, err error) error {
+func (a *app) printVolume(v nodewire.StoredVolume, out textui.Format, err error) error {
 	if err != nil {
 		return err
 	}
-	if out == formatJSON {
-		return printJSON(a.Stdout, nodejson.FromVolume(v))
+	if out == textui.FormatJSON {
+		return textui.PrintJSON(a.Stdout, nodejson.FromVolume(v))
 	}
 	return a.printVolumes([]nodewire.StoredVolume{v})
 }
 
 func (a *app) volumeInspectCommand() *cobra.Command {
-	out := formatJSON
+	out := textui.FormatJSON
 	cmd := &cobra.Command{
 		Use: "inspect VOLUME", Short: "Print everything known of one volume as JSON", Long: "Print everything known of one volume as JSON." + volumeHelp,
 		Example: "  cocoon volume inspect data | jq .attachments",
@@ -139,7 +140,7 @@ func (a *app) volumeInspectCommand() *cobra.Command {
 }
 
 func (a *app) volumeResizeCommand() *cobra.Command {
-	var out format
+	var out textui.Format
 	cmd := &cobra.Command{
 		Use: "resize VOLUME SIZE", Short: "Make a volume larger", Args: cobra.ExactArgs(2),
 		Long: `Make a volume larger. A volume cannot shrink. A VM that runs and may write to it sees the new size at once, and a container
@@ -147,7 +148,7 @@ image's guest grows the ext4 file system. Others do so when they start. Standard
 not use the new size yet.` + volumeHelp,
 		Example: "  cocoon volume resize data 20G", ValidArgsFunction: inTurn(a.completeVolumes),
 		RunE: a.calling(func(ctx context.Context, c *nodeclient.Client, args []string) error {
-			size, err := ParseSize(args[1])
+			size, err := textui.ParseSize(args[1])
 			if err != nil {
 				return err
 			}
@@ -155,26 +156,26 @@ not use the new size yet.` + volumeHelp,
 			return a.printResized(v, out, err)
 		}),
 	}
-	outputFlag(cmd, &out)
+	textui.OutputFlag(cmd, &out)
 	return cmd
 }
 
-func (a *app) printResized(v nodewire.ResizedVolume, out format, err error) error {
+func (a *app) printResized(v nodewire.ResizedVolume, out textui.Format, err error) error {
 	if err != nil {
 		return err
 	}
 	for _, w := range v.Waiting {
 		a.warn("VM %s does not use the new size of volume %s yet: %s", w.VM, v.Name, w.Reason)
 	}
-	if out == formatJSON {
-		return printJSON(a.Stdout, nodejson.FromResized(v))
+	if out == textui.FormatJSON {
+		return textui.PrintJSON(a.Stdout, nodejson.FromResized(v))
 	}
 	return a.printVolume(v.StoredVolume, out, nil)
 }
 
 func (a *app) volumeCloneCommand() *cobra.Command {
-	var out format
-	var size sizeFlag
+	var out textui.Format
+	var size textui.Size
 	var snapshot bool
 	cmd := &cobra.Command{
 		Use: "clone VOLUME NAME", Short: "Copy a volume, or a snapshot of one", Args: cobra.ExactArgs(2),
@@ -189,7 +190,7 @@ machine can do that. A VM that writes to the volume must be stopped or hibernate
 				if snapshot {
 					clone = c.VolumeFromSnapshot
 				}
-				stop := a.waiting(cmd.Context(), "copying "+args[0])
+				stop := textui.Waiting(cmd.Context(), a.Stderr, "copying "+args[0])
 				v, err := clone(cmd.Context(), args[0], volume.Spec{Name: args[1], Size: int64(size)})
 				stop()
 				return a.printVolume(v, out, err)
@@ -199,27 +200,27 @@ machine can do that. A VM that writes to the volume must be stopped or hibernate
 	fs := cmd.Flags()
 	fs.Var(&size, "size", "size of the copy (default: that of the source)")
 	fs.BoolVar(&snapshot, "snapshot", false, "VOLUME is a snapshot of a volume")
-	outputFlag(cmd, &out)
+	textui.OutputFlag(cmd, &out)
 	fs.SortFlags = false
 	return cmd
 }
 
 func (a *app) volumeRestoreCommand() *cobra.Command {
-	var out format
+	var out textui.Format
 	cmd := &cobra.Command{
 		Use: "restore VOLUME SNAPSHOT", Short: "Return a volume to a snapshot of it", Args: cobra.ExactArgs(2),
 		Long:    "Return a volume that no VM has attached to a snapshot of it. What was written since is lost." + volumeHelp,
 		Example: "  cocoon volume restore data before-upgrade", ValidArgsFunction: inTurn(a.completeVolumes, a.completeVolumeSnapshots),
 		RunE: func(cmd *cobra.Command, args []string) error {
 			return a.withClient(func(c *nodeclient.Client) error {
-				stop := a.waiting(cmd.Context(), "restoring "+args[0])
+				stop := textui.Waiting(cmd.Context(), a.Stderr, "restoring "+args[0])
 				v, err := c.RestoreVolume(cmd.Context(), args[0], args[1])
 				stop()
 				return a.printVolume(v, out, err)
 			})
 		},
 	}
-	outputFlag(cmd, &out)
+	textui.OutputFlag(cmd, &out)
 	return cmd
 }
 
@@ -249,8 +250,8 @@ func (a *app) volumeExportCommand() *cobra.Command {
 }
 
 func (a *app) volumeImportCommand() *cobra.Command {
-	var out format
-	var size sizeFlag
+	var out textui.Format
+	var size textui.Size
 	var kind string
 	cmd := &cobra.Command{
 		Use: "import NAME [FILE|-]", Short: "Make a volume of the bytes of a file", Args: cobra.RangeArgs(1, 2),
@@ -266,9 +267,9 @@ afterwards, or nothing is.`,
 			}
 			defer r.Close()
 			return a.withClient(func(c *nodeclient.Client) error {
-				bar := a.bar(args[0], out == formatJSON)
-				v, err := c.ImportVolume(cmd.Context(), volume.Spec{Kind: kind, Name: args[0], Size: int64(size)}, newCounting(r, bar.counter("importing", total)))
-				bar.clear()
+				bar := textui.NewBar(a.Stderr, args[0], out == textui.FormatJSON)
+				v, err := c.ImportVolume(cmd.Context(), volume.Spec{Kind: kind, Name: args[0], Size: int64(size)}, newCounting(r, bar.Counter("importing", total)))
+				bar.Clear()
 				return a.printVolume(v, out, err)
 			})
 		},
@@ -276,7 +277,7 @@ afterwards, or nothing is.`,
 	fs := cmd.Flags()
 	fs.Var(&size, "size", "size of the volume (default: that of the file)")
 	kindFlag(fs, &kind)
-	outputFlag(cmd, &out)
+	textui.OutputFlag(cmd, &out)
 	fs.SortFlags = false
 	return cmd
 }
@@ -291,7 +292,7 @@ func (a *app) volumeRmCommand() *cobra.Command {
 }
 
 func (a *app) vmAttachVolumeCommand() *cobra.Command {
-	var out format
+	var out textui.Format
 	cmd := &cobra.Command{
 		Use: "attach-volume REF VOLUME[:/PATH][:ro][:shared]", Short: "Give a VM a volume, also while it runs", Args: cobra.ExactArgs(2),
 		Long: `Give a VM a volume, also while it runs. The guest of a container image mounts it at PATH at once, in every container, and makes a
@@ -309,12 +310,12 @@ until it is detached, or the VM is removed.` + refHelp,
 			return a.printVM(r, out, err)
 		}),
 	}
-	outputFlag(cmd, &out)
+	textui.OutputFlag(cmd, &out)
 	return cmd
 }
 
 func (a *app) vmDetachVolumeCommand() *cobra.Command {
-	var out format
+	var out textui.Format
 	cmd := &cobra.Command{
 		Use: "detach-volume REF VOLUME", Short: "Take a volume from a VM, also while it runs", Args: cobra.ExactArgs(2),
 		Long: `Take a volume from a VM, also while it runs. The guest of a container image unmounts it first, and refuses if a program uses it.
@@ -327,7 +328,7 @@ volume that the VM was created with can only be taken while the VM is stopped. W
 			return a.printVM(r, out, err)
 		}),
 	}
-	outputFlag(cmd, &out)
+	textui.OutputFlag(cmd, &out)
 	return cmd
 }
 

@@ -9,6 +9,7 @@ import (
 
 	"cocoonstack.io/cocoon/internal/nodeclient"
 	"cocoonstack.io/cocoon/internal/nodejson"
+	"cocoonstack.io/cocoon/internal/textui"
 	"cocoonstack.io/cocoon/internal/volume"
 )
 
@@ -21,7 +22,7 @@ func (a *app) volumeSnapshotCommand() *cobra.Command {
 }
 
 func (a *app) volumeSnapshotCreateCommand() *cobra.Command {
-	var out format
+	var out textui.Format
 	var s volume.Spec
 	cmd := &cobra.Command{
 		Use: "create VOLUME --name NAME", Short: "Keep the content of a volume as it is", Args: cobra.ExactArgs(1),
@@ -29,21 +30,21 @@ func (a *app) volumeSnapshotCreateCommand() *cobra.Command {
 		Example: "  cocoon volume snapshot create data --name before-upgrade", ValidArgsFunction: inTurn(a.completeVolumes),
 		RunE: func(cmd *cobra.Command, args []string) error {
 			return a.withClient(func(c *nodeclient.Client) error {
-				stop := a.waiting(cmd.Context(), "saving "+args[0])
+				stop := textui.Waiting(cmd.Context(), a.Stderr, "saving "+args[0])
 				x, err := c.SaveVolume(cmd.Context(), args[0], s)
 				stop()
 				if err != nil {
 					return err
 				}
-				if out == formatJSON {
-					return printJSON(a.Stdout, nodejson.FromVolumeSnapshot(x))
+				if out == textui.FormatJSON {
+					return textui.PrintJSON(a.Stdout, nodejson.FromVolumeSnapshot(x))
 				}
 				return a.printVolumeSnapshots([]volume.Snapshot{x})
 			})
 		},
 	}
 	cmd.Flags().StringVar(&s.Name, "name", "", "name of the snapshot (default: one that the node chooses)")
-	outputFlag(cmd, &out)
+	textui.OutputFlag(cmd, &out)
 	return cmd
 }
 
@@ -63,9 +64,9 @@ func (a *app) printVolumeSnapshots(all []volume.Snapshot) error {
 	now := time.Now()
 	rows := make([][]string, len(all))
 	for i, s := range all {
-		rows[i] = []string{s.Owner.Qualify(s.Name), shortID(string(s.ID)), s.Source, s.Kind, FormatSize(s.Size), age(now, s.CreatedAt)}
+		rows[i] = []string{s.Owner.Qualify(s.Name), shortID(string(s.ID)), s.Source, s.Kind, textui.FormatSize(s.Size), textui.Age(now, s.CreatedAt)}
 	}
-	return printTable(a.Stdout, []string{"NAME", "ID", "VOLUME", "KIND", "SIZE", "AGE"}, rows)
+	return textui.PrintTable(a.Stdout, []string{"NAME", "ID", "VOLUME", "KIND", "SIZE", "AGE"}, rows)
 }
 
 func (a *app) volumeSnapshotRmCommand() *cobra.Command {

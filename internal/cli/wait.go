@@ -11,6 +11,7 @@ import (
 	"cocoonstack.io/cocoon/internal/errdefs"
 	"cocoonstack.io/cocoon/internal/nodeclient"
 	"cocoonstack.io/cocoon/internal/nodejson"
+	"cocoonstack.io/cocoon/internal/textui"
 	"cocoonstack.io/cocoon/internal/vm"
 )
 
@@ -32,7 +33,7 @@ func (f *waitFlags) settle(ctx context.Context, a *app, c *nodeclient.Client, r 
 	if !f.wait || f.no {
 		return r, nil
 	}
-	stop := a.waiting(ctx, "waiting for "+r.Spec.Name)
+	stop := textui.Waiting(ctx, a.Stderr, "waiting for "+r.Spec.Name)
 	defer stop()
 	return settled(ctx, c, r, f.limit)
 }
@@ -88,17 +89,17 @@ func isSettled(r vm.Record) bool {
 // exit code.
 func outcome(r vm.Record) error {
 	if r.State == vm.StateError || r.State == vm.StateStopped && r.Reason == vm.ReasonCrashed {
-		return errdefs.New(errdefs.Internal, "VM %s did not come up: %s", r.Spec.Name, cell(r.Message))
+		return errdefs.New(errdefs.Internal, "VM %s did not come up: %s", r.Spec.Name, textui.Cell(r.Message))
 	}
 	return nil
 }
 
-func (a *app) printVM(r vm.Record, out format, err error) error {
+func (a *app) printVM(r vm.Record, out textui.Format, err error) error {
 	switch {
 	case err != nil:
 		return err
-	case out == formatJSON:
-		return printJSON(a.Stdout, nodejson.FromRecord(r))
+	case out == textui.FormatJSON:
+		return textui.PrintJSON(a.Stdout, nodejson.FromRecord(r))
 	}
 	return a.printVMs([]vm.Record{r})
 }

@@ -11,6 +11,7 @@ import (
 
 	"cocoonstack.io/cocoon/internal/errdefs"
 	"cocoonstack.io/cocoon/internal/guest"
+	"cocoonstack.io/cocoon/internal/textui"
 	"cocoonstack.io/cocoon/internal/vm"
 )
 
@@ -91,7 +92,7 @@ func TestStampsBeginLines(t *testing.T) {
 
 func TestExitCodesAreDocumented(t *testing.T) {
 	for class := errdefs.Internal; class <= errdefs.DeadlineExceeded; class++ {
-		if code := exitCode(errdefs.New(class, "x")); !strings.Contains(exitCodesText, fmt.Sprintf("%5d  ", code)) {
+		if code := textui.ExitCode(errdefs.New(class, "x")); !strings.Contains(exitCodesText, fmt.Sprintf("%5d  ", code)) {
 			t.Errorf("exit code %d of class %v is not in `cocoon help exit-codes`", code, class)
 		}
 	}
@@ -107,14 +108,14 @@ func TestReport(t *testing.T) {
 		text string
 	}{
 		{t.Context(), nil, 0, ""},
-		{t.Context(), guestExit(7), 7, ""},
+		{t.Context(), textui.CommandExit(7), 7, ""},
 		{t.Context(), errors.New("boom"), 1, "Error: boom\n"},
 		{t.Context(), errors.Join(errdefs.NotFoundf("a"), errdefs.Invalidf("b")), 3, "Error: a\nError: b\n"},
 		{interrupted, interrupted.Err(), 130, ""},
 		{t.Context(), errdefs.New(errdefs.Canceled, "nothing was changed"), 130, "Error: nothing was changed\n"},
 	} {
 		var out bytes.Buffer
-		if code := report(c.ctx, &out, c.err); code != c.code || out.String() != c.text {
+		if code := textui.Report(c.ctx, &out, c.err); code != c.code || out.String() != c.text {
 			t.Errorf("%v: code %d, %q; want %d, %q", c.err, code, out.String(), c.code, c.text)
 		}
 	}
@@ -122,7 +123,7 @@ func TestReport(t *testing.T) {
 
 func TestCellsCannotForgeLines(t *testing.T) {
 	var out bytes.Buffer
-	if err := printTable(&out, []string{"A", "B"}, [][]string{{"x\nEVIL\x1b[2J", ""}}); err != nil {
+	if err := textui.PrintTable(&out, []string{"A", "B"}, [][]string{{"x\nEVIL\x1b[2J", ""}}); err != nil {
 		t.Fatal(err)
 	}
 	if got := out.String(); strings.Count(got, "\n") != 2 || strings.Contains(got, "\x1b") || !strings.HasSuffix(got, "-\n") {

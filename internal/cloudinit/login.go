@@ -106,3 +106,13 @@ func listOf(words ...string) *yaml.Node {
 	}
 	return n
 }
+
+// Keys returns the lines of text, which is an authorized_keys file, that are not empty.
+func Keys(text string) (keys []string) {
+	for line := range strings.Lines(text) {
+		if line = strings.TrimSpace(line); line != "" {
+			keys = append(keys, line)
+		}
+	}
+	return keys
+}

@@ -86,7 +86,7 @@ func (s *Server) Run(ctx context.Context) error {
 	}
 	defer s.remote.Close()
 	images := image.New(s.deps.Images, s.cfg.ImageDir)
-	pods, err := pod.New(ctx, pod.Deps{Engine: s.deps.Engine, Images: images, Node: s.cfg.Node, Log: s.log})
+	pods, err := pod.New(ctx, pod.Deps{Engine: s.deps.Engine, Images: images, Node: s.cfg.Node, Store: s.cfg.ImageDir, Log: s.log})
 	if err != nil {
 		return err
 	}
@@ -138,11 +138,12 @@ type runtimeService struct {
 	handlers []string
 }
 
-// Status names our runtime handlers. The conditions are containerd's.
+// Status names our runtime handlers. The conditions are containerd's. A VM is its own user namespace: none of its users is one of the node, and the files
+// of its mounts have the owners that they have in a pod with a mapping.
 func (r runtimeService) Status(context.Context, *cri.StatusRequest) (*cri.StatusResponse, error) {
 	out := &cri.StatusResponse{}
 	for _, h := range r.handlers {
-		out.RuntimeHandlers = append(out.RuntimeHandlers, &cri.RuntimeHandler{Name: h, Features: &cri.RuntimeHandlerFeatures{}})
+		out.RuntimeHandlers = append(out.RuntimeHandlers, &cri.RuntimeHandler{Name: h, Features: &cri.RuntimeHandlerFeatures{RecursiveReadOnlyMounts: true, UserNamespaces: true}})
 	}
 	return out, nil
 }

@@ -21,12 +21,16 @@ func (m *machine) addContainer(ctx context.Context, c vm.Container) (vm.Record, 
 		return r, nil
 	case slices.ContainsFunc(r.Containers, func(have vm.ContainerRecord) bool { return have.Name == c.Name }):
 		return r, errdefs.Existsf("it has a container %s", c.Name)
+	case r.BootContainer != "":
+		return r, errdefs.Preconditionf("its guest is container %s, whose image boots itself, so it is the only container; make another sandbox for others", r.BootContainer)
 	case r.ImageType != vm.ImageOCI:
 		return r, errdefs.Unsupportedf("its guest boots its own system, and no container can be added to that")
 	case len(r.Containers) == 0 && !r.Spec.Sandbox:
 		return r, errdefs.Unsupportedf("it has a process instead of containers, and no container can be added to that")
 	case r.State != vm.StateRunning || run == nil:
 		return r, errdefs.Preconditionf("it does not run (%s), so no container can be added to it", r.State)
+	case c.PIDs.Of != "" && find(r.Ephemeral, c.PIDs.Of) < 0 && !slices.ContainsFunc(r.Containers, func(have vm.ContainerRecord) bool { return have.Name == c.PIDs.Of }):
+		return r, errdefs.NotFoundf("container %s is to see the processes of container %s, which it does not have", c.Name, c.PIDs.Of)
 	case len(r.Ephemeral) >= maxEphemeral:
 		return r, errdefs.Exhaustedf("it has %d containers that were added, which is the maximum; remove one of them", maxEphemeral)
 	}

@@ -102,6 +102,10 @@ func TestAddContainer(t *testing.T) {
 	_, err = r.AddContainer(ctx, "web", bad)
 	wantClass(t, "a volume that the VM does not have", err, errdefs.InvalidArgument)
 	bad = debugger("debug")
+	bad.PIDs.Of = "none"
+	_, err = r.AddContainer(ctx, "web", bad)
+	wantClass(t, "the processes of no container", err, errdefs.NotFound)
+	bad = debugger("debug")
 	bad.Image = "none"
 	_, err = r.AddContainer(ctx, "web", bad)
 	wantClass(t, "no such image", err, errdefs.NotFound)

@@ -131,8 +131,11 @@ func (c *capture) shoot(ctx context.Context, x snapshot.Snapshot) (snapshot.Snap
 		r.ImageManifest = c.manifestOf(ctx, r.ImageDigest)
 	}
 	for i := range x.Record.Ephemeral {
-		r := &x.Record.Ephemeral[i].Record
-		r.ImageManifest = c.manifestOf(ctx, r.ImageDigest)
+		e := &x.Record.Ephemeral[i]
+		e.Record.ImageManifest = c.manifestOf(ctx, e.Record.ImageDigest)
+		for j := range e.Volumes {
+			e.Volumes[j].ImageManifest = c.manifestOf(ctx, e.Volumes[j].ImageDigest)
+		}
 	}
 	for i := range x.Record.ImageVolumes {
 		v := &x.Record.ImageVolumes[i]

@@ -1,6 +1,7 @@
 package engine
 
 import (
+	"context"
 	"fmt"
 	"log/slog"
 	"path/filepath"
@@ -38,6 +39,10 @@ type Config struct {
 	Published Published                               // folders of volumes of CSI drivers; nil: no VM has any
 	CloneDirs []string                                // absolute folders with exported snapshots that non-operators may clone from
 	OwnerOf   func(labels map[string]string) vm.Owner // owner of a VM created before records had owners; nil: the operator
+
+	// Others reports whether something else of the node, such as a container, has the id, and may have volumes and interfaces by it. It must
+	// know an id before that gets any, and until it has given them back. An error leaves them as they are. nil: there is nothing else.
+	Others func(ctx context.Context, id vm.ID) (bool, error)
 
 	AgentTimeout    time.Duration // how long exec and similar calls wait until a guest is ready; 2 min (emulated guests are slow)
 	StopMargin      time.Duration // extra time after a guest's grace period to sync and power off; 5 s

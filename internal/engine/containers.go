@@ -148,6 +148,9 @@ func containerOf(r vm.Record, name string) (string, error) {
 	if c == nil {
 		return "", errdefs.NotFoundf("vm %s has no container %q", r.Spec.Name, name)
 	}
+	if r.Boots(name) { // it is the whole guest
+		return "", nil
+	}
 	return c.Name, nil
 }
 

@@ -20,6 +20,10 @@ func (v containerVerbs) KillContainer(caller context.Context, ref, container str
 	if over, err := v.over(caller, ref, container); over || err != nil {
 		return err
 	}
+	if v.boots(caller, ref, container) {
+		_, err := v.stopVM(caller, ref, grace)
+		return err
+	}
 	err := v.keeperOf(caller, ref, container, func(ctx context.Context, c call) error {
 		if run < 0 {
 			return errdefs.Invalidf("invalid run %d of container %s; runs are counted from 1", run, container)
@@ -84,6 +88,11 @@ func (v containerVerbs) ReleaseContainer(caller context.Context, ref, container 
 // then its status says why, and it has ended. Unsupported when its guest has an older agent, Unavailable when the guest does not
 // answer; then it is started again.
 func (v containerVerbs) StartContainer(caller context.Context, ref, container string) (vm.Record, error) {
+	if v.boots(caller, ref, container) {
+		return v.operate(caller, opStart, ref, func(m *machine, ctx context.Context) (vm.Record, error) {
+			return m.startBootContainer(ctx, container)
+		})
+	}
 	var r vm.Record
 	err := v.keeperOf(caller, ref, container, func(ctx context.Context, c call) error {
 		all := c.m.record().Ephemeral

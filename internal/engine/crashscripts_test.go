@@ -300,6 +300,7 @@ func scripts() map[string]script {
 	maps.Copy(all, severalScripts())
 	maps.Copy(all, addScripts())
 	maps.Copy(all, sandboxScripts())
+	maps.Copy(all, bootScripts())
 	maps.Copy(all, savedScripts())
 	maps.Copy(all, resizeScripts())
 	maps.Copy(all, growScripts())

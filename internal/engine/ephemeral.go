@@ -105,3 +105,32 @@ func ephemeralIn(x snapshot.Snapshot, live bool) ([]vm.Ephemeral, error) {
 	}
 	return out, nil
 }
+
+// bootEnded returns the containers of r, whose process has ended, with the end of the one that it boots. The exit code is that of a VM of a disk
+// image elsewhere: 0 for an orderly end, 137 for any other.
+func bootEnded(r vm.Record, was []vm.Ephemeral, at time.Time) []vm.Ephemeral {
+	i := find(was, r.BootContainer)
+	if r.BootContainer == "" || i < 0 || was[i].Record.Status.State != vm.ContainerRunning {
+		return r.Ephemeral
+	}
+	out := slices.Clone(r.Ephemeral)
+	s := was[i].Record.Status
+	x := vm.ContainerExit{Reason: vm.ContainerCompleted, StartedAt: s.StartedAt, FinishedAt: at}
+	if r.Reason != vm.ReasonPoweredOff && r.Reason != vm.ReasonStopped {
+		x.Code, x.Reason, x.Message = vm.LostExitCode, vm.ContainerError, r.Message
+	}
+	s.State, s.Reason, s.Message, s.Exit = vm.ContainerTerminated, x.Reason, "", &x
+	out[i].Record.Status = s
+	return out
+}
+
+// bootStarted returns the containers of r, whose process has just started, with the start of the one that it boots.
+func bootStarted(r vm.Record, at time.Time) []vm.Ephemeral {
+	i := find(r.Ephemeral, r.BootContainer)
+	if r.BootContainer == "" || i < 0 {
+		return r.Ephemeral
+	}
+	out := slices.Clone(r.Ephemeral)
+	out[i].Record.Status = vm.ContainerStatus{State: vm.ContainerRunning, StartedAt: at}
+	return out
+}

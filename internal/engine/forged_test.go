@@ -58,6 +58,12 @@ func TestForgedSandbox(t *testing.T) {
 			c := &x.Record.Ephemeral[0].Spec
 			c.Volumes, c.Mounts = []vm.Volume{{Name: "v", Kind: vm.VolumeDir, Dir: &vm.HostDir{Path: "/etc", Trusted: true}}}, []vm.Mount{{Volume: "v", Path: "/v"}}
 		}, errdefs.DataLoss},
+		"a folder of the VM": {func(x *snapshot.Snapshot) {
+			x.Record.Spec.Volumes = append(x.Record.Spec.Volumes, vm.Volume{Name: "v", Kind: vm.VolumeDir, Dir: &vm.HostDir{Path: "/etc", Trusted: true}})
+		}, errdefs.InvalidArgument},
+		"a device of the VM": {func(x *snapshot.Snapshot) {
+			x.Record.Spec.Volumes = append(x.Record.Spec.Volumes, vm.Volume{Name: "v", Kind: vm.VolumeHostDisk, HostDisk: &vm.HostDisk{Path: "/dev/vda", Trusted: true}})
+		}, errdefs.InvalidArgument},
 		"a disk": {func(x *snapshot.Snapshot) {
 			x.Record.Ephemeral[0].Volumes = []vm.ImageVolume{{Volume: "v", Layers: []string{"host-0"}}}
 		}, errdefs.DataLoss},

@@ -2,6 +2,7 @@ package engine
 
 import (
 	"fmt"
+	"path/filepath"
 
 	"cocoonstack.io/cocoon/internal/errdefs"
 	"cocoonstack.io/cocoon/internal/hostdir"
@@ -17,22 +18,38 @@ import (
 func (n *node) sharesOf(r vm.Record) ([]hypervisor.Share, error) {
 	var out []hypervisor.Share
 	for i, v := range r.Spec.Dirs() {
-		allowed, err := n.allowed(r.Owner, *v.Dir)
+		d := *v.Dir
+		d.Trusted = d.Trusted && r.Spec.Sandbox // a record of another VM may say so, but no kubelet has asked for it
+		s, err := n.shareOf(r.Owner, d)
 		if err != nil {
 			return nil, fmt.Errorf("volume %s: %w", v.Name, err)
 		}
-		s := hypervisor.Share{
-			Tag: vm.DirTag(i), Root: allowed.Path, Path: v.Dir.Path, ReadOnly: v.Dir.ReadOnly, Create: v.Dir.Create && !allowed.ReadOnly,
-		}
-		if v.Dir.File {
-			s.File = vm.DirFile
-		}
+		s.Tag = vm.DirTag(i)
 		out = append(out, s)
 	}
-	if r.Spec.Sandbox {
+	if r.Spec.Sandbox && r.ImageType == vm.ImageOCI {
 		out = append(out, hypervisor.Share{Tag: vm.SharedTag, Path: n.dirs.shared(r.ID), Live: true})
 	}
 	return out, nil
+}
+
+// shareOf returns the folder d for a VM of owner.
+func (n *node) shareOf(owner vm.Owner, d vm.HostDir) (hypervisor.Share, error) {
+	s := hypervisor.Share{Path: d.Path, ReadOnly: d.ReadOnly}
+	if d.File {
+		s.File = vm.DirFile
+	}
+	if !d.Trusted {
+		allowed, err := n.allowed(owner, d)
+		s.Root, s.Create = allowed.Path, d.Create && !allowed.ReadOnly
+		return s, err
+	}
+	path, err := filepath.EvalSymlinks(d.Path) // from here on, none of its parts may be replaced by a link
+	if err != nil {
+		return s, errdefs.Preconditionf("%w", err)
+	}
+	s.Root, s.Path, s.Below, s.ReadOnlyBelow = "/", path, d.Below, d.ReadOnlyBelow
+	return s, nil
 }
 
 // allowed returns the entry by which a VM of owner may have the folder d.
@@ -148,9 +165,14 @@ func savableSandbox(r vm.Record) error {
 	if r.State != vm.StateRunning {
 		return errdefs.Preconditionf("it is a sandbox that does not run (%s), so there is nothing to save", r.State)
 	}
+	if r.BootContainer != "" {
+		return errdefs.Unsupportedf("its container %s boots itself, and such a sandbox cannot be saved", r.BootContainer)
+	}
 	for _, e := range r.Ephemeral {
-		if e.Record.Status.State != vm.ContainerTerminated && len(e.Volumes) > 0 {
-			return errdefs.Unsupportedf("its container %s has volume %s, which is a device or the files of an image, and such a sandbox cannot be saved", e.Record.Name, e.Volumes[0].Volume)
+		for _, v := range e.Volumes {
+			if v.ImageDigest == "" && len(v.Layers) > 0 { // also of one that has ended, as long as the guest has the device
+				return errdefs.Unsupportedf("its container %s has volume %s, which is a device of the node, and such a sandbox cannot be saved", e.Record.Name, v.Volume)
+			}
 		}
 	}
 	return nil

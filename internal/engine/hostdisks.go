@@ -19,6 +19,12 @@ func (n *node) designHostDisks(r vm.Record) error {
 		return errdefs.Invalidf("image %s is a container image, whose guest has no disks of the node; use a disk image, or a folder of the node", r.Spec.Image)
 	}
 	for _, v := range r.Spec.HostDisks() {
+		if asked(r, v) {
+			if _, err := n.deviceFor(r.ID, *v.HostDisk); err != nil {
+				return fmt.Errorf("volume %s: %w", v.Name, err)
+			}
+			continue
+		}
 		allowed, err := n.freeHostDisk(r, v)
 		if err == nil && v.HostDisk.Capacity == 0 {
 			err = present(allowed.Path, v.HostDisk.Path)
@@ -68,18 +74,11 @@ func (n *node) withHostDisks(r vm.Record, disks []vm.Disk) ([]vm.Disk, error) {
 	root, _ := vm.BootVolume(r.Spec.Image)
 	disks = slices.Clone(disks)
 	for i, v := range r.Spec.HostDisks() {
-		h := *v.HostDisk
-		allowed, err := n.freeHostDisk(r, v)
-		if err == nil && h.Capacity > 0 && !allowed.ReadOnly {
-			err = hostdir.CreateData(allowed.Path, h.Path, h.Capacity)
-		}
-		if err == nil {
-			err = present(allowed.Path, h.Path)
-		}
+		d, err := n.hostDisk(r, v)
 		if err != nil {
 			return nil, fmt.Errorf("volume %s: %w", v.Name, err)
 		}
-		d := vm.Disk{Path: h.Path, Root: allowed.Path, Format: vm.DiskRaw, ReadOnly: h.ReadOnly, Shared: h.Shared, Serial: vm.HostDiskSerial(i), Role: vm.RoleHost}
+		d.Serial = vm.HostDiskSerial(i)
 		at := slices.IndexFunc(disks, func(o vm.Disk) bool { return o.Serial == d.Serial })
 		switch {
 		case at >= 0:
@@ -91,4 +90,23 @@ func (n *node) withHostDisks(r vm.Record, disks []vm.Disk) ([]vm.Disk, error) {
 		}
 	}
 	return disks, nil
+}
+
+// asked reports whether the kubelet of the node has asked for v, a device for r. A record of a VM that is no sandbox may say so, too.
+func asked(r vm.Record, v vm.Volume) bool { return v.HostDisk.Trusted && r.Spec.Sandbox }
+
+// hostDisk returns the disk that is the file or the device v of the node, and makes a file that is missing and may be made.
+func (n *node) hostDisk(r vm.Record, v vm.Volume) (vm.Disk, error) {
+	h := *v.HostDisk
+	if asked(r, v) {
+		return n.deviceFor(r.ID, h)
+	}
+	allowed, err := n.freeHostDisk(r, v)
+	if err == nil && h.Capacity > 0 && !allowed.ReadOnly {
+		err = hostdir.CreateData(allowed.Path, h.Path, h.Capacity)
+	}
+	if err == nil {
+		err = present(allowed.Path, h.Path)
+	}
+	return vm.Disk{Path: h.Path, Root: allowed.Path, Format: vm.DiskRaw, ReadOnly: h.ReadOnly, Shared: h.Shared, Role: vm.RoleHost}, err
 }

@@ -225,7 +225,7 @@ func (e *Engine) Logs(caller context.Context, ref string, opts guest.LogOptions,
 	if opts.Container, err = containerOf(m.record(), opts.Container); err != nil {
 		return err
 	}
-	if opts.Serial || m.record().ImageType != vm.ImageOCI {
+	if opts.Serial || m.record().ImageType != vm.ImageOCI && opts.Container == "" {
 		err = m.serialLog(ctx, opts, fn)
 	} else {
 		log := m.logs.Of(opts.Container)
@@ -247,7 +247,7 @@ func (m *machine) serialLog(ctx context.Context, opts guest.LogOptions, fn func(
 	if r != nil {
 		path, ended = r.Console, r.Ended()
 	}
-	return serial.Read(ctx, path, opts.Tail, opts.Follow && r != nil, ended, fn)
+	return serial.Read(ctx, path, opts.Tail, opts.From, opts.Follow && r != nil, ended, fn)
 }
 
 // silent explains why calls into m end. The state of the guest is not known: only its process exists.

@@ -27,6 +27,8 @@ const (
 	opAddContainer    = "add container"
 	opRemoveContainer = "remove container"
 
+	opAddBootContainer = "add boot container"
+
 	opResizeContainers = "resize containers"
 
 	opGrow = "grow"

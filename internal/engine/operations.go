@@ -18,6 +18,7 @@ var operations = []recoverable{
 	adoptOperation,
 	additionOperation,
 	departureOperation,
+	bootContainerOperation,
 	resizeOperation,
 	growOperation,
 	attachOperation,

@@ -35,7 +35,7 @@ func (m *machine) ownDisks(ctx context.Context, c vm.Container) (out []ownDisk, 
 			}
 			o.image = &img
 		case v.HostDisk != nil:
-			o.device, err = m.ownDevice(*v.HostDisk)
+			o.device, err = m.deviceFor(m.id, *v.HostDisk)
 		default:
 			continue
 		}
@@ -47,8 +47,8 @@ func (m *machine) ownDisks(ctx context.Context, c vm.Container) (out []ownDisk, 
 	return out, nil
 }
 
-// ownDevice returns the disk that is a block device of the node, which no other running VM uses unless both only read it.
-func (m *machine) ownDevice(d vm.HostDisk) (vm.Disk, error) {
+// deviceFor returns the disk of the VM id that is a block device of the node, which no other running VM uses unless both only read it.
+func (n *node) deviceFor(id vm.ID, d vm.HostDisk) (vm.Disk, error) {
 	path, err := filepath.EvalSymlinks(d.Path)
 	if err != nil {
 		return vm.Disk{}, errdefs.Preconditionf("%w", err)
@@ -60,9 +60,9 @@ func (m *machine) ownDevice(d vm.HostDisk) (vm.Disk, error) {
 	if st.Mode()&(os.ModeDevice|os.ModeCharDevice) != os.ModeDevice {
 		return vm.Disk{}, errdefs.Preconditionf("%s is no block device", d.Path)
 	}
-	for _, other := range m.vms.all() {
+	for _, other := range n.vms.all() {
 		r := other.record()
-		if r.ID == m.id || r.State != vm.StateRunning {
+		if r.ID == id || r.State != vm.StateRunning {
 			continue
 		}
 		for _, o := range r.Disks {

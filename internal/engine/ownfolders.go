@@ -39,31 +39,13 @@ func (m *machine) ownShares(c vm.Container) (map[int]hypervisor.Share, error) {
 		if v.Dir == nil {
 			continue
 		}
-		s, err := m.ownShare(*v.Dir)
+		s, err := m.shareOf(m.record().Owner, *v.Dir)
 		if err != nil {
 			return nil, fmt.Errorf("volume %s: %w", v.Name, err)
 		}
 		out[i] = s
 	}
 	return out, nil
-}
-
-func (m *machine) ownShare(d vm.HostDir) (hypervisor.Share, error) {
-	s := hypervisor.Share{Path: d.Path, ReadOnly: d.ReadOnly}
-	if d.File {
-		s.File = vm.DirFile
-	}
-	if !d.Trusted {
-		allowed, err := m.allowed(m.record().Owner, d)
-		s.Root, s.Create = allowed.Path, d.Create && !allowed.ReadOnly
-		return s, err
-	}
-	path, err := filepath.EvalSymlinks(d.Path) // from here on, none of its parts may be replaced by a link
-	if err != nil {
-		return s, errdefs.Preconditionf("%w", err)
-	}
-	s.Root, s.Path = "/", path
-	return s, nil
 }
 
 // shareOwn shares the folders of a container on record. Idempotent.

@@ -231,10 +231,13 @@ func started(r *vm.Record, handle []byte, pid int, at time.Time) {
 	r.State, r.Handle, r.PID, r.StartedAt, r.Paused, r.Frozen = vm.StateRunning, handle, pid, at, "", false
 	r.FirstBooted = true
 	r.AgentReady, r.ExitCode, r.Reason, r.Message = false, nil, "", ""
+	r.Ephemeral = bootStarted(*r, at)
 }
 
 // stopped changes r to the record of a VM whose process has ended.
 func stopped(r *vm.Record, how ending, at time.Time) {
+	had := r.Ephemeral
+	defer func() { r.Ephemeral = bootEnded(*r, had, at) }() // its end has the reason of the VM
 	r.State, r.Handle, r.PID, r.AgentReady, r.StoppedAt, r.Paused, r.Frozen, r.CID = vm.StateStopped, nil, 0, false, at, "", false, 0
 	r.Containers = eachContainer(r.Containers, func(s vm.ContainerStatus) vm.ContainerStatus { return s.Cut(at) })
 	r.Ephemeral, r.Disks = endedWith(r.Ephemeral, at), withoutPlugged(r.Disks)
@@ -275,6 +278,14 @@ func crash(x hypervisor.Exit) string {
 func awake(r vm.Record) error {
 	if r.State == vm.StateRunning && r.Paused != "" {
 		return errdefs.Preconditionf("it is paused; unpause it first")
+	}
+	return nil
+}
+
+// netted refuses a sandbox whose interfaces were given back.
+func netted(r vm.Record) error {
+	if r.Spec.Sandbox && len(r.Spec.NICs) > 0 && len(r.NICs) == 0 {
+		return errdefs.Preconditionf("its interfaces were given back, so it does not start again; create another sandbox")
 	}
 	return nil
 }

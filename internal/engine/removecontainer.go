@@ -24,6 +24,12 @@ func (m *machine) removeContainer(ctx context.Context, name string) (vm.Record, 
 	if err := awake(r); err != nil {
 		return r, err
 	}
+	if r.Boots(name) && r.State == vm.StateRunning {
+		s := &stop{machine: m}
+		if r, err := stopOperation.run(ctx, m, s, s.args()); err != nil {
+			return r, err
+		}
+	}
 	return departureOperation.run(ctx, m, &departure{m, name}, additionArgs{name}.json())
 }
 
@@ -68,9 +74,12 @@ func (x *departure) own() (serials []string) {
 	return serials
 }
 
+// inside reports whether the guest that runs may have the container.
+func (x *departure) inside() bool { return x.runs() && x.record().BootContainer == "" }
+
 // leave has the guest end the container, and forget its files and disks.
 func (x *departure) leave(ctx context.Context) (outcome, error) {
-	if !x.runs() {
+	if !x.inside() {
 		return outcome{}, nil
 	}
 	if err := x.run.Load().link.RemoveContainer(ctx, x.container, x.own()); err != nil {
@@ -97,7 +106,7 @@ func killed(s vm.ContainerStatus) vm.ContainerStatus {
 // unplug unplugs the disks of the container. The record then has neither them nor the container.
 func (x *departure) unplug(ctx context.Context) (outcome, error) {
 	own := x.own()
-	if all := x.record().Ephemeral; x.runs() && find(all, x.container) >= 0 {
+	if all := x.record().Ephemeral; x.inside() && find(all, x.container) >= 0 {
 		if err := x.unshareOwn(ctx, all[find(all, x.container)].Spec); err != nil && x.unlessOver(err) != nil {
 			return outcome{}, err
 		}

@@ -14,6 +14,12 @@ import (
 func (m *machine) resizeContainers(ctx context.Context, want map[string]vm.Resources) (vm.Record, error) {
 	r := m.record()
 	switch {
+	case r.BootContainer != "": // its limits are the size of the VM
+		next, err := r.Resized(want)
+		if err != nil {
+			return r, err
+		}
+		return m.update(ctx, func(r *vm.Record) { r.Ephemeral = next.Ephemeral })
 	case r.ImageType != vm.ImageOCI:
 		return r, errdefs.Unsupportedf("its guest boots its own system, which has no containers")
 	case len(r.Containers) == 0 && !r.Spec.Sandbox:

@@ -84,7 +84,7 @@ func sandboxScripts() map[string]script {
 
 // hasContainers checks that the guest of a sandbox has the containers, disks and folders of the record, and no others.
 func (r *rig) hasContainers(rec vm.Record, where string) {
-	if !rec.Spec.Sandbox || rec.State != vm.StateRunning {
+	if !rec.Spec.Sandbox || rec.State != vm.StateRunning || rec.BootContainer != "" {
 		return
 	}
 	r.await(rec.Spec.Name, "ready", ready)

@@ -95,7 +95,7 @@ func resumedContainers(x snapshot.Snapshot, want []vm.Container) (out []vm.Ephem
 		if at < 0 {
 			return nil, errdefs.Preconditionf("container %s runs in the snapshot, and is to run no more; name it", e.Record.Name)
 		}
-		if e.Spec.Name != e.Record.Name || len(e.Volumes) > 0 || find(out, e.Record.Name) >= 0 || e.Spec.ValidateEphemeral() != nil || e.Record.Process.Allowed() != nil {
+		if e.Spec.Name != e.Record.Name || !onlyImages(e) || find(out, e.Record.Name) >= 0 || e.Spec.ValidateEphemeral() != nil || e.Record.Process.Allowed() != nil {
 			return nil, errdefs.DataLossf("the snapshot is damaged: container %q is not valid", e.Record.Name)
 		}
 		if e.Spec, err = e.Spec.Resumed(want[at]); err != nil {
@@ -105,10 +105,26 @@ func resumedContainers(x snapshot.Snapshot, want []vm.Container) (out []vm.Ephem
 			return nil, err
 		}
 		e.Record.Status, e.Record.ImageManifest, e.CreatedAt = vm.ContainerStatus{State: vm.ContainerCreated}, "", now()
+		for i := range e.Volumes {
+			e.Volumes[i].ImageManifest = ""
+		}
 		out = append(out, e)
 	}
 	if len(out) != len(want) {
 		return nil, errdefs.Preconditionf("%d containers are to be resumed, and the snapshot has %d that run; name those", len(want), len(out))
 	}
 	return out, nil
+}
+
+// onlyImages reports whether all disks that e has as volumes hold the files of images, those that its configuration names.
+func onlyImages(e vm.Ephemeral) bool {
+	var want []string
+	for _, v := range e.Spec.Volumes {
+		if v.Kind == vm.VolumeImage {
+			want = append(want, v.Name)
+		}
+	}
+	return slices.EqualFunc(e.Volumes, want, func(v vm.ImageVolume, name string) bool {
+		return v.Volume == name && v.ImageDigest != "" && len(v.Layers) > 0
+	})
 }

@@ -10,8 +10,11 @@ import (
 	"sync/atomic"
 	"testing"
 
+	"golang.org/x/sys/unix"
+
 	"cocoonstack.io/cocoon/internal/errdefs"
 	"cocoonstack.io/cocoon/internal/snapshot"
+	"cocoonstack.io/cocoon/internal/testkit/need"
 	"cocoonstack.io/cocoon/internal/vm"
 )
 
@@ -226,4 +229,89 @@ func TestSaveSandboxFaults(t *testing.T) {
 		}
 	}
 	r.clearAll()
+}
+
+// TestSavedSandboxWithImages: the files of an image that a container has beside its own are in the guest that resumes, also those of one that has
+// ended. A device of the node is not.
+func TestSavedSandboxWithImages(t *testing.T) {
+	need.Root(t)
+	r, ctx := newRig(t), t.Context()
+	with := func(c vm.Container) vm.Container {
+		c.Volumes = append(c.Volumes, vm.Volume{Name: "files", Kind: vm.VolumeImage, Image: "layered"})
+		c.Mounts = append(c.Mounts, vm.Mount{Volume: "files", Path: "/files", SubPath: "part"})
+		return c
+	}
+	r.must(r.Launch(ctx, sandbox()))
+	source := r.await("web", "ready", ready)
+	for _, c := range []vm.Container{with(foldered("app", "/")), with(manual("past"))} {
+		r.must(r.AddContainer(ctx, "web", c))
+		r.must(r.StartContainer(ctx, "web", c.Name))
+	}
+	r.world.Guest(source.ID).EndContainer("past", 0)
+	had := r.await("web", "ended", inState("past", vm.ContainerTerminated))
+	dir, err := checkpointed(ctx, r, "gold")
+	if err != nil {
+		t.Fatal(err)
+	}
+	want := func(name string) vm.SandboxClone {
+		c := again(dir, name)
+		c.Containers[0] = with(c.Containers[0])
+		return c
+	}
+	for what, change := range map[string]func(*vm.Volume){
+		"another image": func(v *vm.Volume) { v.Image = "demo" },
+		"a folder for an image": func(v *vm.Volume) {
+			*v = vm.Volume{Name: "files", Kind: vm.VolumeDir, Dir: &vm.HostDir{Path: "/", Trusted: true}}
+		},
+	} {
+		c := want("a")
+		change(&c.Containers[0].Volumes[1])
+		_, err := r.CloneSandbox(ctx, c)
+		wantClass(t, what, err, errdefs.FailedPrecondition)
+	}
+	for what, forge := range map[string]func(*vm.Ephemeral){
+		"an image without disks": func(e *vm.Ephemeral) { e.Volumes[0].Layers = nil },
+		"a disk without image":   func(e *vm.Ephemeral) { e.Volumes[0].ImageDigest = "" },
+		"disks without a volume": func(e *vm.Ephemeral) { e.Spec.Volumes = e.Spec.Volumes[:1]; e.Spec.Mounts = e.Spec.Mounts[:1] },
+	} {
+		var was vm.Record
+		change := func(f func(x *snapshot.Snapshot)) {
+			if _, err := r.world.Snapshots().Update(ctx, "gold", f); err != nil {
+				t.Fatal(err)
+			}
+		}
+		change(func(x *snapshot.Snapshot) { was = x.Record.Clone(); forge(&x.Record.Ephemeral[0]) })
+		forged, err := exported(ctx, r, "gold", strings.ReplaceAll(what, " ", "-"))
+		if err != nil {
+			t.Fatal(err)
+		}
+		c := want("a")
+		c.Dir = forged
+		_, err = r.CloneSandbox(ctx, c)
+		wantClass(t, what, err, errdefs.DataLoss)
+		change(func(x *snapshot.Snapshot) { x.Record = was })
+	}
+	r.must(r.CloneSandbox(ctx, want("again")))
+	now := r.await("again", "ready", ready)
+	if e := now.Ephemeral[0]; len(now.Ephemeral) != 1 || !slices.EqualFunc(e.Volumes, had.Ephemeral[0].Volumes, func(a, b vm.ImageVolume) bool {
+		return a.Volume == b.Volume && a.ImageDigest == b.ImageDigest && slices.Equal(a.Layers, b.Layers)
+	}) || len(now.Disks) != len(had.Disks) {
+		t.Errorf("resumed: %+v and %d disks, want %+v and %d", now.Ephemeral, len(now.Disks), had.Ephemeral, len(had.Disks))
+	}
+	r.must(r.StartContainer(ctx, "again", "app"))
+	if err := r.RemoveContainer(ctx, "again", "app"); err != nil {
+		t.Fatal(err)
+	}
+
+	dev := filepath.Join(t.TempDir(), "dev")
+	if err := unix.Mknod(dev, unix.S_IFBLK|0o600, int(unix.Mkdev(7, 4094))); err != nil { // nobody opens it
+		t.Fatal(err)
+	}
+	c := manual("device")
+	c.Volumes = []vm.Volume{{Name: "data", Kind: vm.VolumeHostDisk, HostDisk: &vm.HostDisk{Path: dev, Trusted: true}}}
+	c.Mounts = []vm.Mount{{Volume: "data", Path: "/dev/data", Device: true}}
+	r.must(r.AddContainer(ctx, "web", c))
+	_, err = r.SaveSnapshot(ctx, "web", vm.SaveSpec{Name: "device"})
+	wantClass(t, "a sandbox with a device", err, errdefs.Unsupported)
+	r.clearAll("gold")
 }

@@ -27,9 +27,17 @@ func (m *machine) start(ctx context.Context) (vm.Record, error) {
 	default:
 		return r, broken(r)
 	}
-	if r.Spec.Sandbox && len(r.Spec.NICs) > 0 && len(r.NICs) == 0 {
-		return r, errdefs.Preconditionf("its interfaces were given back, so it does not start again; create another sandbox")
+	if err := netted(r); err != nil {
+		return r, err
 	}
+	if r.BootContainer != "" {
+		return r, errdefs.Preconditionf("its guest is its container %s, and starts with that", r.BootContainer)
+	}
+	return m.startStopped(ctx, r)
+}
+
+// startStopped starts m, whose record is r.
+func (m *machine) startStopped(ctx context.Context, r vm.Record) (vm.Record, error) {
 	if err := m.startable(r); err != nil {
 		return r, err
 	}

@@ -14,7 +14,11 @@ import (
 // at once). Stopping a VM that does not run is no error. If ctx ends first, the guest has been asked and may still
 // stop.
 func (e *Engine) Stop(caller context.Context, ref string, grace time.Duration) (vm.Record, error) {
-	return e.operate(caller, opStop, ref, func(m *machine, ctx context.Context) (vm.Record, error) {
+	return e.stopVM(caller, ref, grace)
+}
+
+func (n *node) stopVM(caller context.Context, ref string, grace time.Duration) (vm.Record, error) {
+	return n.operate(caller, opStop, ref, func(m *machine, ctx context.Context) (vm.Record, error) {
 		r := m.record()
 		switch r.State {
 		case vm.StateRunning:

@@ -277,7 +277,7 @@ func (s *strays) sweepUnborn(ctx context.Context, id vm.ID) {
 	s.log.Info("folders of unfinished vm removed", "vm", id)
 }
 
-// sweepVolumes ends the attachments to VMs of which there is neither a record nor a folder nor a process. After a power cut, the store
+// sweepVolumes ends the attachments to VMs of which there is neither a record nor a folder nor a process, unless something else has the id. After a power cut, the store
 // may have the attachment of a VM whose creation the journal did not keep.
 func (s *strays) sweepVolumes(ctx context.Context) error {
 	if s.volumes == nil {
@@ -290,7 +290,7 @@ func (s *strays) sweepVolumes(ctx context.Context) error {
 	gone := map[vm.ID]bool{}
 	for _, v := range all {
 		for _, a := range v.Attachments {
-			if _, aside := s.get(a.VM); !aside && s.vms.get(a.VM) == nil {
+			if _, aside := s.get(a.VM); !aside && s.vms.get(a.VM) == nil && !s.perhapsOther(ctx, a.VM) {
 				gone[a.VM] = true
 			}
 		}
@@ -314,6 +314,23 @@ func (s *strays) sweepVolumes(ctx context.Context) error {
 	return errors.Join(errs...)
 }
 
+// other reports whether something else than a VM has the id, such as a container.
+func (s *strays) other(ctx context.Context, id vm.ID) (bool, error) {
+	if s.cfg.Others == nil {
+		return false, nil
+	}
+	return s.cfg.Others(ctx, id)
+}
+
+// perhapsOther is other for a caller that would remove something: it reports true if that is not known.
+func (s *strays) perhapsOther(ctx context.Context, id vm.ID) bool {
+	is, err := s.other(ctx, id)
+	if err != nil {
+		s.log.Warn("volumes kept, it is not known whose they are", "vm", id, "err", err)
+	}
+	return is || err != nil
+}
+
 // sweepTaps removes taps of known VMs that are not in their records. unborn are IDs of which nothing may remain; they
 // count as known.
 func (s *strays) sweepTaps(ctx context.Context, unborn map[vm.ID]bool) {
@@ -335,6 +352,9 @@ func (s *strays) sweepTaps(ctx context.Context, unborn map[vm.ID]bool) {
 		}
 		slices.SortFunc(found, func(a, b network.Stray) int { return cmp.Compare(a.NIC.Tap, b.NIC.Tap) })
 		for _, x := range found {
+			if is, err := s.other(ctx, x.ID); err == nil && is {
+				continue
+			}
 			s.add(x.ID, x.NIC)
 		}
 	}

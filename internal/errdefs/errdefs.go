@@ -26,13 +26,15 @@ const (
 	Unavailable                     // temporary: a peer is down or starting; retry later
 	Unsupported                     // this backend, host or guest cannot do it at all
 	DataLoss                        // stored bytes differ from what was written
+	Unauthenticated                 // the caller did not prove who it is
+	PermissionDenied                // the caller is known and may not do this
 	Canceled                        // the caller has gone away
 	DeadlineExceeded                // the caller's deadline has passed
 )
 
 var names = [...]string{
 	"internal", "invalid argument", "not found", "already exists", "failed precondition", "conflict",
-	"resource exhausted", "unavailable", "unsupported", "data loss", "canceled", "deadline exceeded",
+	"resource exhausted", "unavailable", "unsupported", "data loss", "unauthenticated", "permission denied", "canceled", "deadline exceeded",
 }
 
 // String returns the class in lower-case words, for logs and metrics.
@@ -117,6 +119,12 @@ func Unsupportedf(format string, args ...any) error { return New(Unsupported, fo
 
 // DataLossf returns a DataLoss error.
 func DataLossf(format string, args ...any) error { return New(DataLoss, format, args...) }
+
+// Unauthenticatedf returns an Unauthenticated error.
+func Unauthenticatedf(format string, args ...any) error { return New(Unauthenticated, format, args...) }
+
+// Deniedf returns a PermissionDenied error.
+func Deniedf(format string, args ...any) error { return New(PermissionDenied, format, args...) }
 
 // IsInvalid reports whether err is of class InvalidArgument.
 func IsInvalid(err error) bool { return Is(err, InvalidArgument) }

@@ -41,6 +41,10 @@ func Code(c errdefs.Class) codes.Code {
 		return codes.Unimplemented
 	case errdefs.DataLoss:
 		return codes.DataLoss
+	case errdefs.Unauthenticated:
+		return codes.Unauthenticated
+	case errdefs.PermissionDenied:
+		return codes.PermissionDenied
 	case errdefs.Canceled:
 		return codes.Canceled
 	case errdefs.DeadlineExceeded:
@@ -59,7 +63,7 @@ func Class(c codes.Code) errdefs.Class {
 		return errdefs.NotFound
 	case codes.AlreadyExists:
 		return errdefs.AlreadyExists
-	case codes.FailedPrecondition, codes.PermissionDenied, codes.Unauthenticated:
+	case codes.FailedPrecondition:
 		return errdefs.FailedPrecondition
 	case codes.Aborted:
 		return errdefs.Conflict
@@ -71,6 +75,10 @@ func Class(c codes.Code) errdefs.Class {
 		return errdefs.Unsupported
 	case codes.DataLoss:
 		return errdefs.DataLoss
+	case codes.Unauthenticated:
+		return errdefs.Unauthenticated
+	case codes.PermissionDenied:
+		return errdefs.PermissionDenied
 	case codes.Canceled:
 		return errdefs.Canceled
 	case codes.DeadlineExceeded:

@@ -129,6 +129,7 @@ type Container struct {
 	MessageFromLog bool
 	Resources      *vm.Resources // nil: no limits; those of a container that was started before are changed
 
+	PIDs    vm.PIDs     // of ContainerAdder only
 	Volumes []OwnVolume // of ContainerAdder only: those that it alone has, beside those of the guest
 }
 
@@ -207,6 +208,7 @@ type LogEntry struct {
 	Stream string    `json:"stream"`        // stdout or stderr
 	Data   []byte    `json:"data"`          // with its newline; a partial line has none
 	Run    int       `json:"run,omitempty"` // of a container, from 1; Seq starts again with each run
+	End    int64     `json:"-"`             // offset behind it in the serial log, in bytes; 0: it is of another log
 }
 
 // LogOptions selects entries of a VM's log.
@@ -217,6 +219,7 @@ type LogOptions struct {
 	Since     time.Time // zero for all
 	Previous  bool      // of the run before this one
 	Serial    bool      // the serial console instead of the main process; always so for guests without agent
+	From      int64     // offset in the serial log from which on it is read, in bytes, if Tail is negative
 }
 
 // Exit is how the main process ended.
@@ -239,6 +242,7 @@ type Stats struct {
 	NetworkTxBytes int64
 	Containers     []ContainerStats // of a guest that has several containers, including ended ones
 	Volumes        []VolumeStats    // disks of the volume store that are mounted
+	Pressure       Pressure
 }
 
 // VolumeStats is what the mounted file system of one volume has.
@@ -253,4 +257,39 @@ type ContainerStats struct {
 	Name       string
 	CPUSeconds float64 // of all its runs since the guest booted
 	Memory     int64   // bytes, without file pages that are not in use
+
+	MemoryTotal int64 // bytes, with all file pages
+	Anonymous   int64 // bytes of anonymous memory
+	PageFaults  int64
+	MajorFaults int64    // those that waited for a disk
+	Written     *DiskUse // nil until the guest has counted it
+	Pressure    Pressure
+}
+
+// DiskUse is what a container has written to its disk.
+type DiskUse struct {
+	Bytes  int64 `json:"bytes"`
+	Inodes int64 `json:"inodes"`
+}
+
+// Pressure says how long programs have waited because a resource was short (pressure stall information of Linux, accounting/psi.rst). What the
+// kernel of a guest does not tell is nil.
+type Pressure struct {
+	CPU    *Stall `json:"cpu,omitempty"`
+	Memory *Stall `json:"memory,omitempty"`
+	IO     *Stall `json:"io,omitempty"`
+}
+
+// Stall is how long at least one program waited, and how long all did.
+type Stall struct {
+	Some Waits `json:"some"`
+	Full Waits `json:"full"`
+}
+
+// Waits is a time in all, and its percentages of the last 10, 60 and 300 seconds.
+type Waits struct {
+	Total  time.Duration `json:"total"`
+	Avg10  float64       `json:"avg10"`
+	Avg60  float64       `json:"avg60"`
+	Avg300 float64       `json:"avg300"`
 }

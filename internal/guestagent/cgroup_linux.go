@@ -10,11 +10,9 @@ import (
 	"path"
 	"strconv"
 	"strings"
-	"time"
 
 	"golang.org/x/sys/unix"
 
-	guestv1 "cocoonstack.io/cocoon/api/guest/v1"
 	"cocoonstack.io/cocoon/internal/errdefs"
 	"cocoonstack.io/cocoon/internal/vm"
 )
@@ -119,8 +117,8 @@ func fits(dir *int, limit int64) error {
 	if now, err := strconv.ParseInt(string(bytes.TrimSpace(text)), 10, 64); err == nil && now <= limit {
 		return nil
 	}
-	if _, used, err := cgroupUsage(*dir); err == nil && used > limit {
-		return errdefs.Preconditionf("memory limit (%d) below current usage (%d)", limit, used)
+	if used, err := cgroupUsage(*dir); err == nil && used.GetMemory() > limit {
+		return errdefs.Preconditionf("memory limit (%d) below current usage (%d)", limit, used.GetMemory())
 	}
 	return nil
 }
@@ -156,31 +154,6 @@ func oomKills(dir *int) int64 {
 	return n
 }
 
-// cgroupUsage returns the CPU time that a control group has used and the bytes of memory that it needs, without file
-// pages that were not read lately.
-func cgroupUsage(dir int) (cpu time.Duration, memory int64, err error) {
-	stat, err := readCgroup(dir, "cpu.stat")
-	if err != nil {
-		return 0, 0, err
-	}
-	usec, ok := keyed(stat, "usage_usec")
-	if !ok {
-		return 0, 0, errors.New("cpu.stat has no usage_usec")
-	}
-	current, err := readCgroup(dir, "memory.current")
-	if err != nil {
-		return 0, 0, err
-	}
-	if memory, err = strconv.ParseInt(string(bytes.TrimSpace(current)), 10, 64); err != nil {
-		return 0, 0, fmt.Errorf("memory.current: %w", err)
-	}
-	if stat, err = readCgroup(dir, "memory.stat"); err != nil {
-		return 0, 0, err
-	}
-	idle, _ := keyed(stat, "inactive_file")
-	return time.Duration(usec) * time.Microsecond, max(memory-idle, 0), nil
-}
-
 func readCgroup(dir int, name string) ([]byte, error) {
 	fd, err := unix.Openat(dir, name, unix.O_RDONLY|unix.O_CLOEXEC, 0)
 	if err != nil {
@@ -200,20 +173,4 @@ func keyed(data []byte, key string) (int64, bool) {
 		}
 	}
 	return 0, false
-}
-
-// usage is what the containers use, or have used; containers with unknown usage are left out.
-func (p *containers) usage() (out []*guestv1.ContainerStats) {
-	if p == nil {
-		return nil
-	}
-	for _, c := range p.list() {
-		if c.command.cgroup == nil {
-			continue
-		}
-		if cpu, memory, err := cgroupUsage(*c.command.cgroup); err == nil {
-			out = append(out, &guestv1.ContainerStats{Name: c.name, CpuSeconds: cpu.Seconds(), Memory: memory})
-		}
-	}
-	return out
 }

@@ -5,6 +5,7 @@ import (
 	"errors"
 	"fmt"
 	"io/fs"
+	"math"
 	"os"
 	"path/filepath"
 	"slices"
@@ -15,6 +16,8 @@ import (
 
 	guestv1 "cocoonstack.io/cocoon/api/guest/v1"
 	"cocoonstack.io/cocoon/internal/errdefs"
+	"cocoonstack.io/cocoon/internal/guestagent/launch"
+	"cocoonstack.io/cocoon/internal/guestagent/rooms"
 	"cocoonstack.io/cocoon/internal/proc"
 	"cocoonstack.io/cocoon/internal/vm"
 )
@@ -41,6 +44,14 @@ type command struct {
 	cgroup *int                     // descriptor of its control group; nil: that of the agent
 
 	oomScoreAdj int
+	pids        pids
+}
+
+// pids says which processes a command sees. The zero value stands for all of the guest.
+type pids struct {
+	own  bool          // those of a namespace that it begins
+	of   *child        // those that this process sees; nil: not
+	proc *rooms.Covers // of the /proc that is mounted for it; nil: it gets what is there
 }
 
 // start runs c with the child's ends of f as 0, 1 and 2.
@@ -50,12 +61,15 @@ func (c command) start(procs *procs, f files) (started *child, err error) {
 		if err != nil {
 			return err
 		}
-		if c.limits != nil {
-			if err := c.limits.impose(); err != nil {
-				return fmt.Errorf("limit command %s: %w", p.path, err)
-			}
+		if err := c.pids.enter(); err != nil {
+			return err
 		}
-		if started, err = p.start(procs, f.stdin, f.stdout, f.stderr, c.tty); err == nil {
+		if c.pids.proc != nil || c.limits != nil && c.limits.filter != nil {
+			started, err = p.launch(procs, f, c.tty, c.limits)
+		} else {
+			started, err = p.startWithin(c.limits, procs, f, c.tty)
+		}
+		if err == nil {
 			started.user = p.user
 		}
 		return err
@@ -80,6 +94,15 @@ type program struct {
 
 	cgroup      *int
 	oomScoreAdj int
+	pids        pids
+}
+
+// enter lets this thread start processes that see what p says. Preconditions: the thread ends with its work, unless p is zero.
+func (p pids) enter() error {
+	if p.of == nil {
+		return nil
+	}
+	return p.of.join()
 }
 
 // environ is base plus more; a later value of the same name wins.
@@ -125,7 +148,7 @@ func (c command) resolve() (program, error) {
 	if err != nil {
 		return program{}, err
 	}
-	p := program{args: c.args, dir: cmp.Or(c.dir, "/"), env: c.environ(u), cgroup: c.cgroup, oomScoreAdj: c.oomScoreAdj}
+	p := program{args: c.args, dir: cmp.Or(c.dir, "/"), env: c.environ(u), cgroup: c.cgroup, oomScoreAdj: c.oomScoreAdj, pids: c.pids}
 	if !filepath.IsAbs(p.dir) {
 		return program{}, errdefs.Invalidf("the working folder %q is not an absolute path", p.dir)
 	}
@@ -219,6 +242,49 @@ func cause(err error) error {
 	return err
 }
 
+// startWithin imposes l on this thread, and starts p. Preconditions: the thread belongs to the caller alone, unless l is nil.
+func (p program) startWithin(l *limits, procs *procs, f files, tty bool) (*child, error) {
+	if l != nil {
+		if err := l.impose(); err != nil {
+			return nil, fmt.Errorf("limit command %s: %w", p.path, err)
+		}
+	}
+	return p.start(procs, f.stdin, f.stdout, f.stderr, tty)
+}
+
+// launch starts p with a filter that may refuse what the agent needs for a start, or with a /proc of its own.
+func (p program) launch(procs *procs, f files, tty bool, l *limits) (*child, error) {
+	if err := launch.Check(); err != nil {
+		return nil, errdefs.New(errdefs.FailedPrecondition, "command %s cannot be run: %w", p.path, err)
+	}
+	as := launch.Program{
+		Path: p.path, Args: p.args, Env: p.env, Dir: p.dir, User: p.cred, Keep: math.MaxUint64, Cgroup: p.cgroup, OwnPIDs: p.pids.own, Proc: p.pids.proc,
+	}
+	if l != nil {
+		var err error
+		if as.Filter, err = l.filters(); err != nil {
+			return nil, err
+		}
+		as.Keep, as.NoNewPrivileges = l.keep, l.NoNewPrivileges
+	}
+	start, err := launch.New(as)
+	if err != nil {
+		return nil, fmt.Errorf("prepare command %s: %w", p.path, err)
+	}
+	defer start.Close()
+	attr := &syscall.ProcAttr{Files: []uintptr{f.stdin.Fd(), f.stdout.Fd(), f.stderr.Fd()}, Sys: &syscall.SysProcAttr{Setsid: true, Setctty: tty, Ctty: 0}}
+	path, args := start.Attr(attr)
+	c, err := procs.start(p.oomScoreAdj, func() (int, error) { return syscall.ForkExec(path, args, attr) })
+	if err != nil {
+		return nil, p.failed(err)
+	}
+	if err := start.Wait(); err != nil {
+		<-c.done
+		return nil, p.failed(err)
+	}
+	return c, nil
+}
+
 // start runs p in its own session with the given files as 0, 1 and 2.
 func (p program) start(procs *procs, stdin, stdout, stderr *os.File, tty bool) (*child, error) {
 	attr := &syscall.ProcAttr{
@@ -232,17 +298,23 @@ func (p program) start(procs *procs, stdin, stdout, stderr *os.File, tty bool) (
 		attr.Sys.Unshareflags = unix.CLONE_NEWCGROUP // its control group is the root of those that it sees
 	}
 	c, err := procs.start(p.oomScoreAdj, func() (int, error) { return syscall.ForkExec(p.path, p.args, attr) })
-	switch {
-	case err == nil:
-		return c, nil
-	case errors.Is(err, unix.ENOENT):
-		return nil, errdefs.NotFoundf("command %s cannot be run: its interpreter does not exist in the guest", p.path)
-	case errors.Is(err, unix.ENOEXEC):
-		return nil, errdefs.Invalidf("command %s is not a program of this machine: %w", p.path, err)
-	case errors.Is(err, unix.EACCES), errors.Is(err, unix.EPERM), errors.Is(err, unix.E2BIG):
-		return nil, errdefs.Invalidf("command %s cannot be run: %w", p.path, err)
-	case errors.Is(err, unix.EAGAIN), errors.Is(err, unix.ENOMEM):
-		return nil, errdefs.Exhaustedf("command %s cannot be run: %w", p.path, err)
+	if err != nil {
+		return nil, p.failed(err)
 	}
-	return nil, errdefs.New(errdefs.Internal, "run %s: %w", p.path, err)
+	return c, nil
+}
+
+// failed returns the error of a start that failed with err.
+func (p program) failed(err error) error {
+	switch {
+	case errors.Is(err, unix.ENOENT):
+		return errdefs.NotFoundf("command %s cannot be run: its interpreter does not exist in the guest", p.path)
+	case errors.Is(err, unix.ENOEXEC):
+		return errdefs.Invalidf("command %s is not a program of this machine: %w", p.path, err)
+	case errors.Is(err, unix.EACCES), errors.Is(err, unix.EPERM), errors.Is(err, unix.E2BIG):
+		return errdefs.Invalidf("command %s cannot be run: %w", p.path, err)
+	case errors.Is(err, unix.EAGAIN), errors.Is(err, unix.ENOMEM):
+		return errdefs.Exhaustedf("command %s cannot be run: %w", p.path, err)
+	}
+	return errdefs.New(errdefs.Internal, "run %s: %w", p.path, err)
 }

@@ -16,6 +16,8 @@ func (s *Server) AddContainer(ctx context.Context, r *guestv1.AddContainerReques
 	switch {
 	case vm.ContainerKind(m.GetKind()) != vm.ContainerEphemeral || m.GetRoot() || m.GetHold():
 		return nil, errdefs.Invalidf("container %s of kind %q cannot be added to a running guest", m.GetName(), m.GetKind())
+	case m.GetOwnPids() && m.GetPidsOf() != "":
+		return nil, errdefs.Invalidf("container %s is to see its own processes and those of container %s", m.GetName(), m.GetPidsOf())
 	case len(m.GetMounts()) > 0 && s.cfg.Volumes == nil:
 		return nil, errNoVolumes()
 	case s.cfg.Rooms == nil:

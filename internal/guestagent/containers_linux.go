@@ -37,6 +37,8 @@ type Rooms interface {
 	// Release waits until no room uses the disks with these serials, and makes the kernel forget them. Idempotent.
 	// Errors: Unavailable while one is in use.
 	Release(ctx context.Context, serials []string) error
+	// Written returns what programs of the room called name have written to the disk; false: it is not known, or not yet.
+	Written(name string) (bytes, inodes int64, known bool)
 	// Show makes the room called name from the machine's own folders as they are mounted, with a read-only root.
 	// Idempotent.
 	Show(name string) error
@@ -97,6 +99,8 @@ type container struct {
 	main   *mainProcess  // of the current run, nil when there is none
 	killed *mainProcess  // of the last run that was killed, nil when there is none
 	quit   chan struct{} // closed when it may not be started any more
+
+	pidsOf string // the container whose processes it sees; "": command.pids says it
 
 	root     bool // its root is the guest's own
 	hold     bool
@@ -296,7 +300,9 @@ func (p *containers) once(c *container, first bool, args, env []string, begun fu
 	if !isClosed(p.stop) && !isClosed(c.quit) { // under the lock, so that a stop sees every process
 		command := c.command
 		command.args, command.env = args, env
-		m, err = startMain(p.procs, log, command)
+		if command.pids.of, err = p.leader(c.pidsOf); err == nil {
+			m, err = startMain(p.procs, log, command)
+		}
 	}
 	if err == nil {
 		c.main = m
@@ -399,6 +405,19 @@ func (p *containers) running(name string) (*mainProcess, error) {
 		return nil, errdefs.Preconditionf("container %s is not running", name)
 	}
 	return c.main, nil
+}
+
+// leader returns the main process of the container called name, which must run; nil if name is "". Preconditions: mu is held.
+func (p *containers) leader(name string) (*child, error) {
+	if name == "" {
+		return nil, nil
+	}
+	for _, c := range p.every() {
+		if c.name == name && c.main != nil {
+			return c.main.child, nil
+		}
+	}
+	return nil, errdefs.Preconditionf("container %s, whose processes it is to see, is not running", name)
 }
 
 // exit is the result of the guest as a whole: the code is that of the first container that failed, without sidecars and those

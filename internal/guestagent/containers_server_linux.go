@@ -101,7 +101,7 @@ func (s *Server) begin(all *containers, run func()) {
 func (s *Server) container(m *guestv1.Container, r *guestv1.SetupRequest, groups []uint32) (*container, error) {
 	c := &container{name: m.GetName(), kind: vm.ContainerKind(m.GetKind()), restart: restartOf(m, r), hold: m.GetHold(), manual: m.GetManual()}
 	p := m.GetProcess()
-	limits, err := limitsOf(p.GetSecurity())
+	limits, err := s.limitsFor(p.GetSecurity())
 	if err != nil {
 		return nil, err
 	}
@@ -121,6 +121,10 @@ func (s *Server) container(m *guestv1.Container, r *guestv1.SetupRequest, groups
 		if c.command.within, err = s.enterMain(p); err != nil {
 			return nil, err
 		}
+	}
+	if m.GetOwnPids() || m.GetPidsOf() != "" {
+		shown := covers(p)
+		c.command.pids, c.pidsOf = pids{own: m.GetOwnPids(), proc: &shown}, m.GetPidsOf()
 	}
 	c.command.cgroup, c.command.oomScoreAdj = s.groups[c.name], int(m.GetResources().GetOomScoreAdj())
 	return c, nil

@@ -119,6 +119,9 @@ func usageOf(t *testing.T, a guest.Agent) {
 	if more := after["side"].Memory - before["side"].Memory; more < hold || more > hold+hold/4 {
 		t.Errorf("holds %d more bytes, %d are told", hold, more)
 	}
+	if s := after["side"]; s.Anonymous < hold || s.MemoryTotal < s.Memory || s.PageFaults < hold/4096 || s.Pressure.CPU == nil || s.Pressure.Memory == nil || s.Pressure.IO == nil {
+		t.Errorf("of the one that holds memory: %+v", s)
+	}
 	if more := after["app"].Memory - before["app"].Memory; more > hold/4 {
 		t.Errorf("the other one holds %d more", more)
 	}

@@ -88,6 +88,9 @@ func (s *Server) execCommand(start *guestv1.ExecStart) (command, error) {
 	if m != nil {
 		base, c.groups = slices.Clone(m.command.env), m.command.groups
 		c.within, c.cgroup, c.limits, c.oomScoreAdj = m.command.within, m.command.cgroup, m.command.limits, m.command.oomScoreAdj
+		if m.command.pids != (pids{}) {
+			c.pids.of = m.child
+		}
 		s.mu.Lock()
 		c.hostname = s.hostname
 		s.mu.Unlock()

@@ -3,6 +3,7 @@ package guestagent
 import (
 	"context"
 	"errors"
+	"fmt"
 	"os"
 	"os/signal"
 	"strconv"
@@ -11,6 +12,7 @@ import (
 
 	"golang.org/x/sys/unix"
 
+	"cocoonstack.io/cocoon/internal/errdefs"
 	"cocoonstack.io/cocoon/internal/vm"
 )
 
@@ -143,6 +145,25 @@ func (c *child) signal(sig unix.Signal) {
 	if !c.ended() {
 		_ = unix.Kill(-c.pid, sig) // ESRCH: it is just ending
 	}
+}
+
+// join lets the processes that this thread starts from now on see what the child sees. Preconditions: the thread is locked and ends with its work.
+// Errors: FailedPrecondition if the child has ended.
+func (c *child) join() error {
+	c.procs.mu.Lock()
+	defer c.procs.mu.Unlock()
+	if c.ended() {
+		return errdefs.Preconditionf("the process whose processes it would see has ended")
+	}
+	fd, err := unix.PidfdOpen(c.pid, 0)
+	if err != nil {
+		return fmt.Errorf("open process %d: %w", c.pid, err)
+	}
+	defer unix.Close(fd)
+	if err := unix.Setns(fd, unix.CLONE_NEWPID); err != nil {
+		return fmt.Errorf("enter the PID namespace of process %d: %w", c.pid, err)
+	}
+	return nil
 }
 
 func (c *child) ended() bool {

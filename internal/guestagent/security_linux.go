@@ -9,6 +9,7 @@ import (
 	"golang.org/x/sys/unix"
 
 	guestv1 "cocoonstack.io/cocoon/api/guest/v1"
+	"cocoonstack.io/cocoon/internal/guestagent/launch"
 	"cocoonstack.io/cocoon/internal/guestagent/rooms"
 	"cocoonstack.io/cocoon/internal/guestagent/seccomp"
 	"cocoonstack.io/cocoon/internal/vm"
@@ -19,7 +20,8 @@ import (
 // limits are the limits of a process and of the commands beside it. nil: it has all rights of its user.
 type limits struct {
 	vm.Security
-	keep uint64 // bit n: capability n stays in the bounding set
+	keep   uint64         // bit n: capability n stays in the bounding set
+	filter seccomp.Filter // instead of the default one; nil: none
 }
 
 func limitsOf(m *guestv1.Security) (*limits, error) {
@@ -29,7 +31,7 @@ func limitsOf(m *guestv1.Security) (*limits, error) {
 	l := &limits{Security: vm.Security{
 		Capabilities: m.GetCapabilities(), NoNewPrivileges: m.GetNoNewPrivileges(),
 		Groups: m.GetGroups(), StrictGroups: m.GetStrictGroups(), Filtered: m.GetFiltered(),
-		Masked: m.GetMasked(), ReadOnly: m.GetReadOnly(),
+		Masked: m.GetMasked(), ReadOnly: m.GetReadOnly(), SystemCalls: systemCalls(m.GetSystemCalls()),
 	}}
 	if err := l.Validate(); err != nil {
 		return nil, err
@@ -38,12 +40,57 @@ func limitsOf(m *guestv1.Security) (*limits, error) {
 		n, _ := vm.CapabilityNumber(name)
 		l.keep |= 1 << n
 	}
+	if l.SystemCalls != nil {
+		var kernel unix.Utsname
+		err := unix.Uname(&kernel)
+		if err == nil {
+			l.filter, err = seccomp.Compile(l.SystemCalls, unix.ByteSliceToString(kernel.Release[:]))
+		}
+		if err != nil {
+			return nil, err
+		}
+	}
 	return l, nil
+}
+
+func systemCalls(m *guestv1.SystemCalls) *vm.SystemCalls {
+	if m == nil {
+		return nil
+	}
+	out := &vm.SystemCalls{Default: callAction(m.GetDefault())}
+	for _, r := range m.GetRules() {
+		rule := vm.CallRule{Calls: r.GetCalls(), Action: callAction(r.GetAction()), Since: r.GetSince(), Before: r.GetBefore()}
+		for _, a := range r.GetArgs() {
+			rule.Args = append(rule.Args, vm.CallArg{Index: int(a.GetIndex()), Op: a.GetOp(), Value: a.GetValue(), Mask: a.GetMask()})
+		}
+		out.Rules = append(out.Rules, rule)
+	}
+	return out
+}
+
+func callAction(m *guestv1.CallAction) vm.CallAction {
+	return vm.CallAction{Do: m.GetDo(), Data: int(m.GetData())}
 }
 
 // covers returns what a process does not see or change in its room.
 func covers(p *guestv1.Process) rooms.Covers {
 	return rooms.Covers{ReadOnlyRoot: p.GetReadOnlyRoot(), Masked: p.GetSecurity().GetMasked(), ReadOnly: p.GetSecurity().GetReadOnly()}
+}
+
+// networks reports whether a process is given the right to configure the network.
+func (l *limits) networks() bool {
+	n, _ := vm.CapabilityNumber("NET_ADMIN")
+	return l != nil && l.keep&(1<<n) != 0
+}
+
+// limitsFor returns the limits of a process. If the process can configure the network, limitsFor loads the kernel modules of the interfaces that it can
+// create.
+func (s *Server) limitsFor(m *guestv1.Security) (*limits, error) {
+	l, err := limitsOf(m)
+	if err == nil && l.networks() && s.cfg.Links != nil {
+		_ = s.cfg.Links() // without them, it cannot make bridges
+	}
+	return l, err
 }
 
 // privileged reports whether a process may get all rights over its machine.
@@ -55,18 +102,8 @@ func (l *limits) privileged() bool {
 // impose limits this thread for good. A process that the thread starts is limited in the same way. The thread keeps the
 // rights that it needs to start a process of any user: only an exec takes the capabilities away.
 func (l *limits) impose() error {
-	for c := range uintptr(64) {
-		if l.keep&(1<<c) != 0 {
-			continue
-		}
-		if has, err := unix.PrctlRetInt(unix.PR_CAPBSET_READ, c, 0, 0, 0); err != nil {
-			break // EINVAL: one past the last capability that this kernel knows
-		} else if has == 0 {
-			continue
-		}
-		if err := unix.Prctl(unix.PR_CAPBSET_DROP, c, 0, 0, 0); err != nil {
-			return fmt.Errorf("drop capability %d: %w", c, err)
-		}
+	if err := launch.Bound(l.keep); err != nil {
+		return err
 	}
 	if l.NoNewPrivileges {
 		if err := unix.Prctl(unix.PR_SET_NO_NEW_PRIVS, 1, 0, 0, 0); err != nil {
@@ -77,6 +114,14 @@ func (l *limits) impose() error {
 		return seccomp.Load(l.Capabilities)
 	}
 	return nil
+}
+
+// filters returns the filter of the system calls of a process; nil: it has none.
+func (l *limits) filters() (seccomp.Filter, error) {
+	if l.filter == nil && l.Filtered {
+		return seccomp.Default(l.Capabilities)
+	}
+	return l.filter, nil
 }
 
 // groups returns the additional groups of a process of u. volumes are the groups of the volumes.

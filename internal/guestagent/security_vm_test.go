@@ -38,7 +38,14 @@ func TestVMSecurity(t *testing.T) {
 		"waiting": {StopSignal: "SIGUSR1"},
 		"filter":  {User: "33:7", Security: &vm.Security{Capabilities: []string{"CHOWN", "NET_RAW"}, Filtered: true}},
 		"covered": {Security: &vm.Security{Capabilities: []string{"SYS_ADMIN", "DAC_OVERRIDE"}, Masked: []string{"/proc/timer_list", "/sys/kernel", "/etc", "/none/x"}, ReadOnly: []string{"/proc/sys", "/bin", "/none"}}},
-		"strict":  {Security: &vm.Security{NoNewPrivileges: true, Filtered: true}},
+		"profile": {User: "33:7", Security: &vm.Security{Capabilities: []string{"CHOWN", "NET_RAW"}, SystemCalls: &vm.SystemCalls{
+			Default: vm.CallAction{Do: vm.CallAllow},
+			Rules: []vm.CallRule{
+				{Calls: []string{"chmod", "fchmodat"}, Action: vm.CallAction{Do: vm.CallErrno, Data: 1}},
+				{Calls: []string{"clone3", "setuid", "setgid", "setgroups", "chdir", "prctl", "capset", "unshare"}, Action: vm.CallAction{Do: vm.CallErrno, Data: 38}}, // a start needs them
+			},
+		}}},
+		"strict": {Security: &vm.Security{NoNewPrivileges: true, Filtered: true}},
 	} {
 		c := containerOf(name, vm.ContainerApp, "exec sleep 1000")
 		c.Process.User, c.Process.Security, c.Process.StopSignal = p.User, p.Security, p.StopSignal
@@ -56,12 +63,13 @@ func TestVMSecurity(t *testing.T) {
 		return true
 	})
 	for name, want := range map[string][]string{
-		"free":   {"CapEff 1ffffffffff", "CapBnd 1ffffffffff", "NoNewPrivs 0", "Seccomp 0"},
-		"root":   {"CapPrm 2001", "CapEff 2001", "CapBnd 2001", "NoNewPrivs 0"},
-		"bare":   {"CapEff 0", "CapBnd 0", "NoNewPrivs 1"},
-		"filter": {"CapEff 0", "CapBnd 2001", "NoNewPrivs 0", "Seccomp 2", "Uid 33 33 33 33"},
-		"strict": {"CapBnd 0", "NoNewPrivs 1", "Seccomp 2"},
-		"user":   {"CapInh 0", "CapPrm 0", "CapEff 0", "CapBnd 2001", "Uid 33 33 33 33", "Gid 7 7 7 7", "Groups 7 8 9"},
+		"free":    {"CapEff 1ffffffffff", "CapBnd 1ffffffffff", "NoNewPrivs 0", "Seccomp 0"},
+		"root":    {"CapPrm 2001", "CapEff 2001", "CapBnd 2001", "NoNewPrivs 0"},
+		"bare":    {"CapEff 0", "CapBnd 0", "NoNewPrivs 1"},
+		"filter":  {"CapEff 0", "CapBnd 2001", "NoNewPrivs 0", "Seccomp 2", "Uid 33 33 33 33"},
+		"profile": {"CapInh 0", "CapPrm 0", "CapEff 0", "CapBnd 2001", "NoNewPrivs 0", "Seccomp 2", "Uid 33 33 33 33", "Groups 7"},
+		"strict":  {"CapBnd 0", "NoNewPrivs 1", "Seccomp 2"},
+		"user":    {"CapInh 0", "CapPrm 0", "CapEff 0", "CapBnd 2001", "Uid 33 33 33 33", "Gid 7 7 7 7", "Groups 7 8 9"},
 	} {
 		own := sh(status)
 		own.Container = name
@@ -77,7 +85,7 @@ func TestVMSecurity(t *testing.T) {
 		switch names[i] {
 		case "user":
 			want = vm.ContainerUser{UID: 33, GID: 7, Groups: []int64{7, 8, 9}}
-		case "filter":
+		case "filter", "profile":
 			want = vm.ContainerUser{UID: 33, GID: 7, Groups: []int64{7}}
 		}
 		if d := diff.Of(&want, s.User); d != "" {
@@ -98,7 +106,14 @@ func TestVMSecurity(t *testing.T) {
 			t.Errorf("a user namespace by %s: %s", name, got)
 		}
 	}
-	e := sh("wc -c </proc/timer_list; ls /sys/kernel /etc | grep -v : ; touch /etc/x /bin/x 2>/dev/null && echo written; echo 0 2>/dev/null >/proc/sys/kernel/shm_rmid_forced && echo set; cat /proc/sys/kernel/shm_rmid_forced")
+	e := sh("touch /tmp/x; chmod 700 /tmp/x 2>&1; cat /proc/self/cgroup; ulimit -n")
+	e.Container = "user"
+	want := "chmod: /tmp/x: Operation not permitted\n" + output(t, a, e)
+	e.Container = "profile"
+	if got := output(t, a, e); got != want {
+		t.Errorf("a command with a profile prints %q, want %q", got, want)
+	}
+	e = sh("wc -c </proc/timer_list; ls /sys/kernel /etc | grep -v : ; touch /etc/x /bin/x 2>/dev/null && echo written; echo 0 2>/dev/null >/proc/sys/kernel/shm_rmid_forced && echo set; cat /proc/sys/kernel/shm_rmid_forced")
 	e.Container = "covered"
 	if got := strings.Join(strings.Fields(output(t, a, e)), " "); got != "0 1" {
 		t.Errorf("what is covered: %q", got)

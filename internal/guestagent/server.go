@@ -119,6 +119,8 @@ type Config struct {
 	Init    bool    // the agent is PID 1: it reaps every process
 	Volumes Volumes // nil: the machine has none and refuses them
 	Rooms   Rooms   // nil: the machine cannot have containers and refuses them
+
+	Links func() error // gives the kernel bridges and pairs of interfaces; nil: it has what it has
 }
 
 // Server is the agent. Its zero value is not usable; see New.
@@ -314,7 +316,7 @@ func (s *Server) setUpMain(ctx context.Context, r *guestv1.SetupRequest) error {
 		if err != nil {
 			return err
 		}
-		limits, err := limitsOf(p.GetSecurity())
+		limits, err := s.limitsFor(p.GetSecurity())
 		if err != nil {
 			return err
 		}
@@ -383,7 +385,7 @@ func (s *Server) Info(context.Context, *guestv1.InfoRequest) (*guestv1.InfoReply
 	defer s.mu.Unlock()
 	return &guestv1.InfoReply{
 		Version: s.cfg.Version, BootId: bootID(), UptimeMs: uptime().Milliseconds(),
-		Abilities: []string{guestv1.AbilityFileKeys, guestv1.AbilitySandbox},
+		Abilities: []string{guestv1.AbilityFileKeys, guestv1.AbilitySandbox, guestv1.AbilitySystemCalls},
 		SetUp:     s.setUp, Process: s.main != nil && !s.main.child.ended() || s.several != nil && !isClosed(s.several.done),
 	}, nil
 }
@@ -421,7 +423,11 @@ func (s *Server) Stats(context.Context, *guestv1.StatsRequest) (*guestv1.StatsRe
 	if err != nil {
 		return nil, errors.Join(errors.New("read the guest's resources"), err)
 	}
-	reply.Containers = s.containers().usage()
+	written := func(string) (bytes, inodes int64, known bool) { return 0, 0, false }
+	if s.cfg.Rooms != nil {
+		written = s.cfg.Rooms.Written
+	}
+	reply.Containers = s.containers().usage(written)
 	if s.cfg.Volumes != nil {
 		reply.Volumes = volumeStats(s.cfg.Volumes.Usage())
 	}

@@ -38,6 +38,7 @@ func readStats(proc, root string) (*guestv1.StatsReply, error) {
 		}
 		parse(r, data)
 	}
+	r.Pressure = guestPressure(proc)
 	entries, err := os.ReadDir(proc)
 	if err != nil {
 		return nil, err

@@ -160,6 +160,9 @@ type Share struct {
 	// Live makes Path a folder of Cocoon's own, to which FolderPlugger adds others while the guest runs. It is made if it is missing,
 	// Root is not used, and the guest can only read what is in it itself.
 	Live bool
+	// Below shows the guest also what is mounted below Path when the share begins, if all those file systems can be shared. ReadOnly does not hold
+	// there, but ReadOnlyBelow.
+	Below, ReadOnlyBelow bool
 }
 
 // FolderPlugger is the ability of an Instance to show the guest folders and files of the node in a Share that is Live.

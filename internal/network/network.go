@@ -1,4 +1,5 @@
-// Package network is the contract for giving network interfaces to VMs: a tap on the host and an address for the guest.
+// Package network is the contract for giving network interfaces to VMs: a tap on the host and an address for the guest. Some networks also
+// give them to the network namespaces of containers.
 //
 // Implementations own the links, rules and leases that they create; they never touch any others.
 package network
@@ -33,7 +34,7 @@ func (f Fixed) Get(name string) Network { return f[name] }
 // All implements Networks.
 func (f Fixed) All() []Network { return slices.Collect(maps.Values(f)) }
 
-// Held is an interface that a VM has according to its record.
+// Held is an interface that a VM or container has according to its record.
 type Held struct {
 	ID    vm.ID
 	Name  string // name of the VM
@@ -92,6 +93,21 @@ type OwnLink interface {
 	// of another machine.
 	OwnLink() bool
 }
+
+// NamespaceAttacher is a Network that also gives interfaces to network namespaces, as those of containers. It is optional.
+type NamespaceAttacher interface {
+	// AttachNamespace is Attach for the network namespace at path netns. The interface there is Interface(index), up, and has its MAC,
+	// addresses, routes and MTU: the namespace needs no DHCP client. Loopback is up, too. The link on the host is NIC.Tap. Everything
+	// else is as for a tap: the same rules and ports of the host hold, and Detach, Release, Remember and Sweep are the same. The link ends
+	// with the namespace, so Detach works without one. Idempotent: if the interface is in another namespace, or was changed there, it is
+	// made anew.
+	// Errors: those of Attach; FailedPrecondition if there is no namespace at netns, if that has another interface of the name, or if
+	// (id, index) has a tap; InvalidArgument for the namespace of the network itself.
+	AttachNamespace(ctx context.Context, id vm.ID, name string, index int, spec vm.NICSpec, netns string) (vm.NIC, error)
+}
+
+// Interface is the name of an interface in the namespace of a container, by its index.
+func Interface(index int) string { return fmt.Sprintf("eth%d", index) }
 
 // AlwaysClosed are the addresses at which clouds give a machine its identity and credentials: link-local ones and some others.
 // Guests must not act as that machine.

@@ -16,6 +16,7 @@ type Stats struct {
 	NetworkTxBytes int64            `json:"network_tx_bytes"`
 	Containers     []ContainerStats `json:"containers,omitempty"` // of a VM with several containers
 	Volumes        []VolumeStats    `json:"volumes,omitempty"`    // disks of the volume store that the guest has mounted
+	Pressure       guest.Pressure   `json:"pressure,omitzero"`
 }
 
 // VolumeStats is what the mounted file system of one volume has.
@@ -33,6 +34,13 @@ type ContainerStats struct {
 	Name       string  `json:"name"`
 	CPUSeconds float64 `json:"cpu_seconds"`
 	Memory     int64   `json:"memory"`
+
+	MemoryTotal int64          `json:"memory_total"`
+	Anonymous   int64          `json:"anonymous"`
+	PageFaults  int64          `json:"page_faults"`
+	MajorFaults int64          `json:"major_faults"`
+	Written     *guest.DiskUse `json:"written,omitempty"`
+	Pressure    guest.Pressure `json:"pressure,omitzero"`
 }
 
 // FromStats returns s as JSON of the VM called name.
@@ -40,6 +48,7 @@ func FromStats(name string, s guest.Stats) Stats {
 	out := Stats{
 		Name: name, CPUSeconds: s.CPUSeconds, MemoryTotal: s.MemoryTotal, MemoryUsed: s.MemoryUsed, DiskTotal: s.DiskTotal, DiskUsed: s.DiskUsed,
 		Processes: s.Processes, LoadAverage1: s.LoadAverage1, NetworkRxBytes: s.NetworkRxBytes, NetworkTxBytes: s.NetworkTxBytes,
+		Pressure: s.Pressure,
 	}
 	for _, c := range s.Containers {
 		out.Containers = append(out.Containers, ContainerStats(c))
@@ -55,6 +64,7 @@ func (s Stats) Stats() guest.Stats {
 	out := guest.Stats{
 		CPUSeconds: s.CPUSeconds, MemoryTotal: s.MemoryTotal, MemoryUsed: s.MemoryUsed, DiskTotal: s.DiskTotal, DiskUsed: s.DiskUsed,
 		Processes: s.Processes, LoadAverage1: s.LoadAverage1, NetworkRxBytes: s.NetworkRxBytes, NetworkTxBytes: s.NetworkTxBytes,
+		Pressure: s.Pressure,
 	}
 	for _, c := range s.Containers {
 		out.Containers = append(out.Containers, guest.ContainerStats(c))

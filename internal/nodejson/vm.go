@@ -41,6 +41,8 @@ type VM struct {
 	Containers []Container `json:"containers,omitempty"`
 	Ephemeral  []Container `json:"ephemeral,omitempty"` // added while it ran
 
+	BootContainer string `json:"boot_container,omitempty"` // the one of Ephemeral that is its guest
+
 	AgentReady bool              `json:"agent_ready"`
 	ExitCode   *int              `json:"exit_code"`
 	Reason     string            `json:"reason,omitempty"`
@@ -126,7 +128,7 @@ func FromRecord(r vm.Record) VM {
 			Hostname: r.Spec.Hostname, Accel: r.Spec.Accel, Firmware: r.Spec.Firmware, SMBIOS: r.Spec.SMBIOS, Graphics: r.Spec.Graphics, Hardware: r.Spec.Hardware, Sandbox: r.Spec.Sandbox, Cgroup: r.Spec.CgroupParent, Paused: r.Spec.Paused, StopGrace: r.Spec.StopGrace.Seconds(),
 		},
 		PID: r.PID, Paused: r.Paused, NetworkConfigs: []NIC{}, StorageConfigs: []Storage{}, FirstBooted: r.FirstBooted, SnapshotIDs: newIDs(r.SnapshotIDs),
-		Snapshot: r.Snapshot, Cloned: r.Cloned, Resuming: Resuming(r), Resume: r.Resume, Volumes: r.Spec.Volumes, Attached: r.Attached, Containers: containers(r.Containers), Ephemeral: ephemeral(r.Ephemeral),
+		Snapshot: r.Snapshot, Cloned: r.Cloned, Resuming: Resuming(r), Resume: r.Resume, Volumes: r.Spec.Volumes, Attached: r.Attached, Containers: containers(r.Containers), Ephemeral: ephemeral(r.Ephemeral), BootContainer: r.BootContainer,
 		CreatedAt: r.CreatedAt, UpdatedAt: r.UpdatedAt, StartedAt: optional(r.StartedAt), StoppedAt: optional(r.StoppedAt),
 		AgentReady: r.AgentReady, ExitCode: r.ExitCode, Reason: r.Reason, Message: r.Message,
 		Restarts: r.Restarts, Labels: r.Spec.Labels, Revision: r.Revision,
@@ -175,7 +177,7 @@ func (v VM) Record() vm.Record {
 		},
 		Attached: v.Attached, PID: v.PID, Paused: v.Paused, FirstBooted: v.FirstBooted, SnapshotIDs: v.SnapshotIDs.list(), Snapshot: v.Snapshot, Cloned: v.Cloned, Resume: v.Resume,
 		CreatedAt: v.CreatedAt, UpdatedAt: v.UpdatedAt, StartedAt: given(v.StartedAt), StoppedAt: given(v.StoppedAt),
-		Containers: containerRecords(v.Containers), Ephemeral: ephemeralRecords(v.Ephemeral),
+		Containers: containerRecords(v.Containers), Ephemeral: ephemeralRecords(v.Ephemeral), BootContainer: v.BootContainer,
 		AgentReady: v.AgentReady, ExitCode: v.ExitCode, Reason: v.Reason, Message: v.Message, Restarts: v.Restarts, Revision: v.Revision,
 	}
 	for i, n := range v.NetworkConfigs {

@@ -15,7 +15,7 @@ func EncodeContainer(c vm.Container) *nodev1.Container {
 		Name: c.Name, Image: c.Image, Kind: string(c.Kind), Process: EncodeProcess(c.Process), Mounts: each(c.Mounts, encodeMount),
 		Hold: c.Hold, Root: c.Root, MessagePath: c.MessagePath, MessageFromLog: c.MessageFromLog,
 		Resources: encodeResources(c.Resources), Restart: encodeRestart(c.Restart), Labels: maps.Clone(c.Labels), Manual: c.Manual,
-		Volumes: each(c.Volumes, encodeVolume),
+		Volumes: each(c.Volumes, encodeVolume), OwnPids: c.PIDs.Own, PidsOf: c.PIDs.Of,
 	}
 }
 
@@ -26,7 +26,7 @@ func DecodeContainer(m *nodev1.Container) vm.Container {
 		Process: DecodeProcess(m.GetProcess()), Mounts: each(m.GetMounts(), decodeMount), Hold: m.GetHold(), Root: m.GetRoot(),
 		MessagePath: m.GetMessagePath(), MessageFromLog: m.GetMessageFromLog(),
 		Resources: decodeResources(m.GetResources()), Restart: decodeRestart(m.GetRestart()), Labels: maps.Clone(m.GetLabels()), Manual: m.GetManual(),
-		Volumes: each(m.GetVolumes(), decodeVolume),
+		Volumes: each(m.GetVolumes(), decodeVolume), PIDs: vm.PIDs{Own: m.GetOwnPids(), Of: m.GetPidsOf()},
 	}
 }
 

@@ -37,7 +37,7 @@ func encodeVolume(v vm.Volume) *nodev1.Volume {
 		m.Disk = EncodeVolumeUse(*v.Disk)
 	}
 	if d := v.Dir; d != nil {
-		m.Dir = &nodev1.HostDir{Path: d.Path, ReadOnly: d.ReadOnly, Create: d.Create, GroupOnMismatch: d.GroupOnMismatch, Published: d.Published, File: d.File, Trusted: d.Trusted}
+		m.Dir = &nodev1.HostDir{Path: d.Path, ReadOnly: d.ReadOnly, Create: d.Create, GroupOnMismatch: d.GroupOnMismatch, Published: d.Published, File: d.File, Trusted: d.Trusted, Below: d.Below, ReadOnlyBelow: d.ReadOnlyBelow}
 	}
 	if d := v.HostDisk; d != nil {
 		m.HostDisk = &nodev1.HostDisk{Path: d.Path, Capacity: d.Capacity, ReadOnly: d.ReadOnly, Shared: d.Shared, Trusted: d.Trusted}
@@ -57,7 +57,7 @@ func decodeVolume(m *nodev1.Volume) vm.Volume {
 		v.Disk = new(DecodeVolumeUse(m.GetDisk()))
 	}
 	if d := m.GetDir(); d != nil {
-		v.Dir = &vm.HostDir{Path: d.GetPath(), ReadOnly: d.GetReadOnly(), Create: d.GetCreate(), GroupOnMismatch: d.GetGroupOnMismatch(), Published: d.GetPublished(), File: d.GetFile(), Trusted: d.GetTrusted()}
+		v.Dir = &vm.HostDir{Path: d.GetPath(), ReadOnly: d.GetReadOnly(), Create: d.GetCreate(), GroupOnMismatch: d.GetGroupOnMismatch(), Published: d.GetPublished(), File: d.GetFile(), Trusted: d.GetTrusted(), Below: d.GetBelow(), ReadOnlyBelow: d.GetReadOnlyBelow()}
 	}
 	if d := m.GetHostDisk(); d != nil {
 		v.HostDisk = &vm.HostDisk{Path: d.GetPath(), Capacity: d.GetCapacity(), ReadOnly: d.GetReadOnly(), Shared: d.GetShared(), Trusted: d.GetTrusted()}

@@ -52,7 +52,7 @@ func DecodeWinSize(m *nodev1.WinSize) guest.WinSize {
 // EncodeLogOptions returns o as a request for the log of ref.
 func EncodeLogOptions(ref string, o guest.LogOptions) *nodev1.LogsRequest {
 	return &nodev1.LogsRequest{
-		Ref: ref, Follow: o.Follow, Tail: int64(o.Tail), SinceNs: EncodeTime(o.Since), Previous: o.Previous, Serial: o.Serial,
+		Ref: ref, Follow: o.Follow, Tail: int64(o.Tail), SinceNs: EncodeTime(o.Since), Previous: o.Previous, Serial: o.Serial, From: o.From,
 		Container: o.Container,
 	}
 }
@@ -60,47 +60,19 @@ func EncodeLogOptions(ref string, o guest.LogOptions) *nodev1.LogsRequest {
 // DecodeLogOptions returns the options in m.
 func DecodeLogOptions(m *nodev1.LogsRequest) (ref string, o guest.LogOptions) {
 	return m.GetRef(), guest.LogOptions{
-		Follow: m.GetFollow(), Tail: int(m.GetTail()), Since: DecodeTime(m.GetSinceNs()), Previous: m.GetPrevious(), Serial: m.GetSerial(),
+		Follow: m.GetFollow(), Tail: int(m.GetTail()), Since: DecodeTime(m.GetSinceNs()), Previous: m.GetPrevious(), Serial: m.GetSerial(), From: m.GetFrom(),
 		Container: m.GetContainer(),
 	}
 }
 
 // EncodeLogEntry returns e as a message.
 func EncodeLogEntry(e guest.LogEntry) *nodev1.LogEntry {
-	return &nodev1.LogEntry{Seq: e.Seq, TimeNs: EncodeTime(e.Time), Stream: e.Stream, Data: slices.Clone(e.Data), Run: int64(e.Run)}
+	return &nodev1.LogEntry{Seq: e.Seq, TimeNs: EncodeTime(e.Time), Stream: e.Stream, Data: slices.Clone(e.Data), Run: int64(e.Run), End: e.End}
 }
 
 // DecodeLogEntry returns the entry in m.
 func DecodeLogEntry(m *nodev1.LogEntry) guest.LogEntry {
-	return guest.LogEntry{Seq: m.GetSeq(), Time: DecodeTime(m.GetTimeNs()), Stream: m.GetStream(), Data: m.GetData(), Run: int(m.GetRun())}
-}
-
-// EncodeStats returns s as a message.
-func EncodeStats(s guest.Stats) *nodev1.StatsResponse {
-	return &nodev1.StatsResponse{
-		CpuSeconds: s.CPUSeconds, MemoryTotal: s.MemoryTotal, MemoryUsed: s.MemoryUsed, DiskTotal: s.DiskTotal, DiskUsed: s.DiskUsed,
-		Processes: int64(s.Processes), LoadAverage1: s.LoadAverage1, NetworkRxBytes: s.NetworkRxBytes, NetworkTxBytes: s.NetworkTxBytes,
-		Containers: each(s.Containers, func(c guest.ContainerStats) *nodev1.ContainerStats {
-			return &nodev1.ContainerStats{Name: c.Name, CpuSeconds: c.CPUSeconds, Memory: c.Memory}
-		}),
-		Volumes: each(s.Volumes, func(v guest.VolumeStats) *nodev1.VolumeStats {
-			return &nodev1.VolumeStats{Name: v.Name, Size: v.Size, Used: v.Used, Available: v.Available, Inodes: v.Inodes, InodesFree: v.InodesFree}
-		}),
-	}
-}
-
-// DecodeStats returns the stats in m.
-func DecodeStats(m *nodev1.StatsResponse) guest.Stats {
-	return guest.Stats{
-		CPUSeconds: m.GetCpuSeconds(), MemoryTotal: m.GetMemoryTotal(), MemoryUsed: m.GetMemoryUsed(), DiskTotal: m.GetDiskTotal(), DiskUsed: m.GetDiskUsed(),
-		Processes: int(m.GetProcesses()), LoadAverage1: m.GetLoadAverage1(), NetworkRxBytes: m.GetNetworkRxBytes(), NetworkTxBytes: m.GetNetworkTxBytes(),
-		Containers: each(m.GetContainers(), func(c *nodev1.ContainerStats) guest.ContainerStats {
-			return guest.ContainerStats{Name: c.GetName(), CPUSeconds: c.GetCpuSeconds(), Memory: c.GetMemory()}
-		}),
-		Volumes: each(m.GetVolumes(), func(v *nodev1.VolumeStats) guest.VolumeStats {
-			return guest.VolumeStats{Name: v.GetName(), Size: v.GetSize(), Used: v.GetUsed(), Available: v.GetAvailable(), Inodes: v.GetInodes(), InodesFree: v.GetInodesFree()}
-		}),
-	}
+	return guest.LogEntry{Seq: m.GetSeq(), Time: DecodeTime(m.GetTimeNs()), Stream: m.GetStream(), Data: m.GetData(), Run: int(m.GetRun()), End: m.GetEnd()}
 }
 
 // EncodeDescription returns d as a message.

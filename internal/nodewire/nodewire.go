@@ -165,7 +165,7 @@ func encodeSecurity(s *vm.Security) *nodev1.Security {
 	return &nodev1.Security{
 		Capabilities: slices.Clone(s.Capabilities), NoNewPrivileges: s.NoNewPrivileges, NonRoot: s.NonRoot,
 		Groups: slices.Clone(s.Groups), StrictGroups: s.StrictGroups, Filtered: s.Filtered,
-		Masked: slices.Clone(s.Masked), ReadOnly: slices.Clone(s.ReadOnly),
+		Masked: slices.Clone(s.Masked), ReadOnly: slices.Clone(s.ReadOnly), SystemCalls: encodeSystemCalls(s.SystemCalls),
 	}
 }
 
@@ -176,7 +176,7 @@ func decodeSecurity(m *nodev1.Security) *vm.Security {
 	return &vm.Security{
 		Capabilities: cloneSlice(m.GetCapabilities()), NoNewPrivileges: m.GetNoNewPrivileges(), NonRoot: m.GetNonRoot(),
 		Groups: cloneSlice(m.GetGroups()), StrictGroups: m.GetStrictGroups(), Filtered: m.GetFiltered(),
-		Masked: cloneSlice(m.GetMasked()), ReadOnly: cloneSlice(m.GetReadOnly()),
+		Masked: cloneSlice(m.GetMasked()), ReadOnly: cloneSlice(m.GetReadOnly()), SystemCalls: decodeSystemCalls(m.GetSystemCalls()),
 	}
 }
 
@@ -254,7 +254,7 @@ func EncodeRecord(r vm.Record) *nodev1.Record {
 		Revision:    r.Revision,
 		Snapshot:    r.Snapshot, SnapshotIds: slices.Clone(r.SnapshotIDs), Resume: encodeResume(r.Resume), Cloned: r.Cloned,
 		Containers: each(r.Containers, encodeContainerRecord), Ephemeral: each(r.Ephemeral, encodeEphemeral),
-		ImageVolumes: each(r.ImageVolumes, encodeImageVolume), Attached: each(r.Attached, encodeAttached),
+		ImageVolumes: each(r.ImageVolumes, encodeImageVolume), Attached: each(r.Attached, encodeAttached), BootContainer: r.BootContainer,
 	}
 }
 
@@ -295,7 +295,7 @@ func DecodeRecord(m *nodev1.Record) vm.Record {
 		Revision:    m.GetRevision(),
 		Snapshot:    m.GetSnapshot(), SnapshotIDs: cloneSlice(m.GetSnapshotIds()), Resume: decodeResume(m.GetResume()), Cloned: m.GetCloned(),
 		Containers: each(m.GetContainers(), decodeContainerRecord), Ephemeral: each(m.GetEphemeral(), decodeEphemeral),
-		ImageVolumes: each(m.GetImageVolumes(), decodeImageVolume), Attached: each(m.GetAttached(), decodeAttached),
+		ImageVolumes: each(m.GetImageVolumes(), decodeImageVolume), Attached: each(m.GetAttached(), decodeAttached), BootContainer: m.GetBootContainer(),
 	}
 }
 

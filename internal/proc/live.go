@@ -1,9 +1,12 @@
 package proc
 
 import (
+	"bufio"
 	"errors"
 	"fmt"
 	"os"
+	"slices"
+	"strings"
 
 	"golang.org/x/sys/unix"
 )
@@ -79,4 +82,21 @@ func Detach(at string) error {
 			return fmt.Errorf("unmount %s: %w", at, err)
 		}
 	}
+}
+
+// MountsBelow returns mount points below a folder, the innermost first.
+func MountsBelow(dir string) []string {
+	var all []string
+	f, err := os.Open("/proc/self/mountinfo")
+	if err != nil {
+		return nil
+	}
+	defer f.Close()
+	for s := bufio.NewScanner(f); s.Scan(); {
+		if fields := strings.Fields(s.Text()); len(fields) > 4 && fields[4] != dir && strings.HasPrefix(fields[4], strings.TrimSuffix(dir, "/")+"/") {
+			all = append(all, fields[4])
+		}
+	}
+	slices.Reverse(all)
+	return all
 }

@@ -87,11 +87,18 @@ func UserNamespace(ids IDs) (ns *os.File, err error) {
 	return ns, nil
 }
 
-// MappedTree returns a mount, mounted nowhere yet, of the folder or file dir, open in any way, without what is mounted below it. A process with
+// Tree says what a MappedTree has.
+type Tree struct {
+	ReadOnly      bool // nobody can write to it
+	Below         bool // also what is mounted below the folder now
+	ReadOnlyBelow bool // nobody can write to that either
+}
+
+// MappedTree returns a mount, mounted nowhere yet, of the folder or file dir, open in any way. A process with
 // the same ids sees and makes files there with the owners that they have on the disk. Nobody can follow symbolic links there, use
-// device files, run programs, or, with readOnly, write. It needs Linux 5.14.
-// Errors: Unsupported if the file system of the folder, or the kernel, cannot do that.
-func MappedTree(dir *os.File, ids IDs, readOnly bool) (*os.File, error) {
+// device files or run programs. It needs Linux 5.14.
+// Errors: Unsupported if one of its file systems, or the kernel, cannot do that.
+func MappedTree(dir *os.File, ids IDs, t Tree) (*os.File, error) {
 	ns, err := UserNamespace(ids)
 	if err != nil {
 		return nil, err
@@ -101,19 +108,31 @@ func MappedTree(dir *os.File, ids IDs, readOnly bool) (*os.File, error) {
 	if err != nil {
 		return nil, err
 	}
-	fd, err := unix.OpenTree(int(at), "", unix.OPEN_TREE_CLONE|unix.OPEN_TREE_CLOEXEC|unix.AT_EMPTY_PATH)
+	deep := uint(0)
+	if t.Below {
+		deep = unix.AT_RECURSIVE
+	}
+	fd, err := unix.OpenTree(int(at), "", unix.OPEN_TREE_CLONE|unix.OPEN_TREE_CLOEXEC|unix.AT_EMPTY_PATH|deep)
 	if err != nil {
 		return nil, fmt.Errorf("clone the mount: %w", err)
 	}
 	tree := os.NewFile(uintptr(fd), "mount")
 	attr := unix.MountAttr{
-		Attr_set:  unix.MOUNT_ATTR_IDMAP | unix.MOUNT_ATTR_NOSUID | unix.MOUNT_ATTR_NODEV | unix.MOUNT_ATTR_NOEXEC | unix.MOUNT_ATTR_NOSYMFOLLOW,
-		Userns_fd: uint64(ns.Fd()),
+		Attr_set:    unix.MOUNT_ATTR_IDMAP | unix.MOUNT_ATTR_NOSUID | unix.MOUNT_ATTR_NODEV | unix.MOUNT_ATTR_NOEXEC | unix.MOUNT_ATTR_NOSYMFOLLOW,
+		Userns_fd:   uint64(ns.Fd()),
+		Propagation: unix.MS_PRIVATE, // otherwise to unmount it would unmount what the host has mounted below the folder
 	}
-	if readOnly {
+	top := unix.MountAttr{}
+	switch {
+	case t.ReadOnly && (!t.Below || t.ReadOnlyBelow):
 		attr.Attr_set |= unix.MOUNT_ATTR_RDONLY
+	case t.ReadOnly:
+		top.Attr_set = unix.MOUNT_ATTR_RDONLY
 	}
-	err = unix.MountSetattr(fd, "", unix.AT_EMPTY_PATH, &attr)
+	err = unix.MountSetattr(fd, "", unix.AT_EMPTY_PATH|deep, &attr)
+	if err == nil && top.Attr_set != 0 {
+		err = unix.MountSetattr(fd, "", unix.AT_EMPTY_PATH, &top)
+	}
 	switch {
 	case errors.Is(err, unix.EINVAL), errors.Is(err, unix.ENOSYS), errors.Is(err, unix.EPERM):
 		err = errdefs.Unsupportedf("its file system cannot be shared with a guest, because Linux cannot map its users (ext4, xfs and btrfs can, from Linux 5.14): %w", err)

@@ -1,6 +1,7 @@
 package proc
 
 import (
+	"errors"
 	"fmt"
 	"os"
 	"path/filepath"
@@ -18,18 +19,18 @@ var testIDs = IDs{Base: 0x71230000, Count: 65536}
 // mapped runs a script that sees dir as $D, and returns what it prints.
 func mapped(t *testing.T, dir string, readOnly bool, script string) string {
 	t.Helper()
-	return mappedAs(t, dir, "", readOnly, script)
+	return mappedAs(t, dir, "", Tree{ReadOnly: readOnly}, script)
 }
 
 // mappedAs is mapped for a file, which the script sees in $D as name.
-func mappedAs(t *testing.T, dir, name string, readOnly bool, script string) string {
+func mappedAs(t *testing.T, dir, name string, what Tree, script string) string {
 	t.Helper()
 	fd, err := os.Open(dir)
 	if err != nil {
 		t.Fatal(err)
 	}
 	defer fd.Close()
-	tree, err := MappedTree(fd, testIDs, readOnly)
+	tree, err := MappedTree(fd, testIDs, what)
 	if errdefs.Is(err, errdefs.Unsupported) {
 		need.Missing(t, "a folder for temporary files on a file system that maps users, such as ext4")
 	}
@@ -112,7 +113,7 @@ func TestMappedFile(t *testing.T) {
 			t.Fatal(err)
 		}
 	}
-	got := mappedAs(t, dir+"/token", "file", false, `
+	got := mappedAs(t, dir+"/token", "file", Tree{ReadOnly: false}, `
 ls -A $D
 cat $D/file
 echo " and more" >>$D/file && cat $D/file
@@ -127,7 +128,7 @@ cat $D/../secret $D/secret 2>/dev/null || echo no-secret
 	if text, err := os.ReadFile(dir + "/token"); string(text) != "content and more\n" || err != nil {
 		t.Errorf("the host has %q, %v", text, err)
 	}
-	if got := mappedAs(t, dir+"/token", "file", true, `cat $D/file; echo x 2>/dev/null >>$D/file || echo fixed`); got != "content and more\nfixed\n" {
+	if got := mappedAs(t, dir+"/token", "file", Tree{ReadOnly: true}, `cat $D/file; echo x 2>/dev/null >>$D/file || echo fixed`); got != "content and more\nfixed\n" {
 		t.Errorf("read-only: %q", got)
 	}
 }
@@ -139,7 +140,7 @@ func TestMappedTreeOfAnUnfitFolder(t *testing.T) {
 		t.Fatal(err)
 	}
 	defer fd.Close()
-	if tree, err := MappedTree(fd, testIDs, false); !errdefs.Is(err, errdefs.Unsupported) {
+	if tree, err := MappedTree(fd, testIDs, Tree{}); !errdefs.Is(err, errdefs.Unsupported) {
 		t.Errorf("%v, %v", tree, err)
 	}
 }
@@ -157,5 +158,67 @@ func TestUserNamespaceLeavesNoProcess(t *testing.T) {
 	}
 	if at, err := os.Readlink(fmt.Sprintf("/proc/self/fd/%d", ns.Fd())); err != nil || !strings.HasPrefix(at, "user:") {
 		t.Errorf("it is %s, %v", at, err)
+	}
+}
+
+// What is mounted below a folder is there only if it is asked for. It can be written unless that is excluded, too. The host's mounts stay when the tree goes.
+func TestMappedBelow(t *testing.T) {
+	need.Root(t)
+	dir, other := t.TempDir(), t.TempDir()
+	below := filepath.Join(dir, "below")
+	for _, err := range []error{os.Mkdir(below, 0o755), os.WriteFile(other+"/file", []byte("content"), 0o644)} {
+		if err != nil {
+			t.Fatal(err)
+		}
+	}
+	for _, err := range []error{ // with propagation, as the mounts of most hosts have it
+		unix.Mount(dir, dir, "", unix.MS_BIND, ""), unix.Mount("", dir, "", unix.MS_PRIVATE, ""), unix.Mount("", dir, "", unix.MS_SHARED, ""),
+		unix.Mount(other, below, "", unix.MS_BIND, ""),
+	} {
+		if err != nil {
+			t.Fatal(err)
+		}
+	}
+	t.Cleanup(func() {
+		if err := errors.Join(unix.Unmount(below, 0), unix.Unmount(dir, 0)); err != nil {
+			t.Error(err)
+		}
+	})
+	if got := MountsBelow(dir); len(got) != 1 || got[0] != below || len(MountsBelow(other)) != 0 {
+		t.Errorf("mounted below: %v", got)
+	}
+	const script = `cat $D/below/file 2>/dev/null || echo nothing; echo; echo x 2>/dev/null >$D/new && echo new; echo x 2>/dev/null >$D/below/new && echo new-below; true`
+	for _, tt := range []struct {
+		what Tree
+		want string
+	}{
+		{Tree{}, "nothing\n\nnew\nnew-below\n"}, // in the folder over which something is mounted
+		{Tree{Below: true}, "content\nnew\nnew-below\n"},
+		{Tree{Below: true, ReadOnly: true}, "content\nnew-below\n"},
+		{Tree{Below: true, ReadOnly: true, ReadOnlyBelow: true}, "content\n"},
+	} {
+		if got := mappedAs(t, dir, "", tt.what, script); got != tt.want {
+			t.Errorf("%+v: %q, want %q", tt.what, got, tt.want)
+		}
+	}
+	fd, err := os.Open(dir)
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer fd.Close()
+	tree, err := MappedTree(fd, testIDs, Tree{Below: true})
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer tree.Close()
+	at := t.TempDir()
+	if err := Attach(tree, at); err != nil {
+		t.Fatal(err)
+	}
+	if err := Detach(at); err != nil {
+		t.Fatal(err)
+	}
+	if there, err := Mounted(below); !there || err != nil {
+		t.Errorf("the mount of the host is gone: %v", err)
 	}
 }

@@ -3,7 +3,7 @@
 //
 // KindOf classifies an address. Policy uses it for downloads, Fence for connections of a node to guests. Both check the
 // address that is dialled, after names are resolved and redirects followed. They know no URLs and no protocols, and
-// resolve no names.
+// resolve no names. Join serves such a connection.
 package reach
 
 import (

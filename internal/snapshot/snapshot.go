@@ -112,6 +112,9 @@ func (s Snapshot) Images() []Image {
 	}
 	for _, e := range s.Record.Ephemeral {
 		names[e.Record.Name] = e.Spec.Image
+		for _, v := range e.Spec.Volumes {
+			names[volumeWord+vm.OwnVolume(e.Record.Name, v.Name)] = v.Image
+		}
 	}
 	for _, c := range s.Layered() {
 		out = append(out, Image{Name: names[c.Name], Digest: c.ImageDigest, Manifest: c.ImageManifest, Type: vm.ImageOCI})
@@ -123,8 +126,8 @@ func (s Snapshot) Images() []Image {
 const volumeWord = "volume "
 
 // Layered returns the containers whose images are disks of s: those of its VM, except a container whose root is the VM's own,
-// then those that were added to its guest and have disks in it. Then come the volumes with the files of images, as containers
-// without a process.
+// then those that were added to its guest and have disks in it. Volumes with the files of images are among them, as containers
+// without a process: those of one container after it, those of the VM at the end.
 func (s Snapshot) Layered() (out []vm.ContainerRecord) {
 	if !s.Record.RootContainer() {
 		out = append(out, s.Record.Containers...)
@@ -133,11 +136,23 @@ func (s Snapshot) Layered() (out []vm.ContainerRecord) {
 		if len(e.Record.Layers) > 0 {
 			out = append(out, e.Record)
 		}
+		for _, v := range e.Volumes {
+			v.Volume = vm.OwnVolume(e.Record.Name, v.Volume)
+			out = append(out, ofVolume(v)...)
+		}
 	}
 	for _, v := range s.Record.ImageVolumes {
-		out = append(out, vm.ContainerRecord{Name: volumeWord + v.Volume, ImageDigest: v.ImageDigest, ImageManifest: v.ImageManifest, Layers: v.Layers})
+		out = append(out, ofVolume(v)...)
 	}
 	return out
+}
+
+// ofVolume returns v as a container without a process; nothing if no disk has the files of an image for it.
+func ofVolume(v vm.ImageVolume) []vm.ContainerRecord {
+	if v.ImageDigest == "" || len(v.Layers) == 0 {
+		return nil
+	}
+	return []vm.ContainerRecord{{Name: volumeWord + v.Volume, ImageDigest: v.ImageDigest, ImageManifest: v.ImageManifest, Layers: v.Layers}}
 }
 
 // PeerScheme begins the name of a snapshot on another node: cocoon://HOST:PORT/NAME.

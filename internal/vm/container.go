@@ -117,9 +117,16 @@ type Container struct {
 
 	Labels map[string]string `json:"labels,omitempty"` // opaque to the engine; doors keep their own keys here
 	Manual bool              `json:"manual,omitempty"` // of kind ephemeral: it starts when somebody starts it
+	PIDs   PIDs              `json:"pids,omitzero"`    // of kind ephemeral: the processes that it sees
 	// Volumes are what only this container has, beside the volumes of its VM: folders, files and block devices of the node, and the files of
 	// images. The guest gets them when the container is added to a sandbox, and loses them when it is removed.
 	Volumes []Volume `json:"volumes,omitempty"`
+}
+
+// PIDs says which processes the programs of a container see. The zero value stands for all of the guest. Of at most one field is set.
+type PIDs struct {
+	Own bool   `json:"own,omitempty"` // those of the container, whose program is process 1
+	Of  string `json:"of,omitempty"`  // those that the running container with this name sees
 }
 
 // MaxMessage is the maximum length of the message of a container's end in bytes, as with a kubelet.
@@ -346,6 +353,8 @@ func (s Spec) ValidateContainers() error {
 			return errdefs.Invalidf("container %s: an init container cannot hold the containers after it; they already wait for its success", c.Name)
 		case len(c.Volumes) > 0:
 			return errdefs.Invalidf("container %s: only a container of kind %s can have volumes of its own; give the volumes to the VM", c.Name, ContainerEphemeral)
+		case c.PIDs != PIDs{}:
+			return errdefs.Invalidf("container %s: only a container of kind %s can have processes of its own or those of another container", c.Name, ContainerEphemeral)
 		case c.Manual:
 			return errdefs.Invalidf("container %s: only a container of kind %s can wait for somebody to start it", c.Name, ContainerEphemeral)
 		case c.Root && (len(s.Containers) > 1 || c.Kind != ContainerApp || c.Image != ""):
@@ -428,6 +437,8 @@ func (c Container) ValidateEphemeral() error {
 		return errdefs.Invalidf("container %s: an image is needed", c.Name)
 	case len(c.Mounts) > MaxMounts:
 		return errdefs.Invalidf("container %s has %d mounts; at most %d are possible", c.Name, len(c.Mounts), MaxMounts)
+	case c.PIDs.Of != "" && (c.PIDs.Own || c.PIDs.Of == c.Name):
+		return errdefs.Invalidf("container %s is to see its own processes and those of container %s; choose one", c.Name, c.PIDs.Of)
 	case c.Root || c.Hold || c.Restart != nil:
 		return errdefs.Invalidf("container %s is added to a running VM, so it cannot have the VM's own root, hold other containers or restart", c.Name)
 	}

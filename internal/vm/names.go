@@ -46,6 +46,32 @@ func (d *DNS) Lines() (out []string) {
 	return out
 }
 
+// maxNameServers is how many name servers libc uses.
+const maxNameServers = 3
+
+// ResolvConf returns the content of resolv.conf for a guest or container with these interfaces: their name servers, and more lines, as
+// those of DNS.Lines. "" if there is neither.
+func ResolvConf(nics []NIC, lines []string) string {
+	var b strings.Builder
+	n := 0
+	for _, nic := range nics {
+		for _, server := range nic.DNS {
+			if n++; n <= maxNameServers {
+				b.WriteString("nameserver " + oneLine(server) + "\n")
+			}
+		}
+	}
+	for _, line := range lines {
+		b.WriteString(oneLine(line) + "\n")
+	}
+	return b.String()
+}
+
+// oneLine keeps a value from being more than one line of a file.
+func oneLine(s string) string {
+	return strings.NewReplacer("\n", " ", "\r", " ").Replace(s)
+}
+
 // Clone returns a copy of d that shares no memory with it.
 func (d *DNS) Clone() *DNS {
 	if d == nil {

@@ -40,3 +40,21 @@ func TestNamesAreValidated(t *testing.T) {
 		}
 	}
 }
+
+func TestResolvConf(t *testing.T) {
+	nics := []NIC{{DNS: []string{"9.9.9.9", "fd00::1"}}, {}, {DNS: []string{"1.1.1.1", "8.8.8.8"}}}
+	for _, c := range []struct {
+		nics  []NIC
+		lines []string
+		want  string
+	}{
+		{nil, nil, ""},
+		{nics, nil, "nameserver 9.9.9.9\nnameserver fd00::1\nnameserver 1.1.1.1\n"},
+		{nics[:1], (&DNS{Searches: []string{"a.example", "b"}, Options: []string{"ndots:2"}}).Lines(), "nameserver 9.9.9.9\nnameserver fd00::1\nsearch a.example b\noptions ndots:2\n"},
+		{[]NIC{{DNS: []string{"9.9.9.9\nnameserver 6.6.6.6"}}}, []string{"x\r\ny"}, "nameserver 9.9.9.9 nameserver 6.6.6.6\nx  y\n"},
+	} {
+		if got := ResolvConf(c.nics, c.lines); got != c.want {
+			t.Errorf("%+v, %q: %q, want %q", c.nics, c.lines, got, c.want)
+		}
+	}
+}

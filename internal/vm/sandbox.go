@@ -42,9 +42,15 @@ func (c Container) GuestMounts() []Mount {
 		if !c.Volumes[at].Dir.File {
 			sub = path.Join(sub, m.SubPath)
 		}
-		out[i] = Mount{Volume: SharedVolume, Path: m.Path, SubPath: sub, ReadOnly: m.ReadOnly || c.Volumes[at].Dir.ReadOnly}
+		out[i] = Mount{Volume: SharedVolume, Path: m.Path, SubPath: sub, ReadOnly: c.Volumes[at].Dir.fixed(m.ReadOnly)}
 	}
 	return out
+}
+
+// fixed reports whether the guest mounts d so that nothing can be written there, if its mount is readOnly. Where only a part of it is, the node
+// sees to that.
+func (d HostDir) fixed(readOnly bool) bool {
+	return (readOnly || d.ReadOnly) && (!d.Below || d.ReadOnlyBelow)
 }
 
 // validateVolumes checks the volumes that only c has.

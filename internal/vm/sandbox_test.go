@@ -94,6 +94,8 @@ func TestOwnVolumes(t *testing.T) {
 		"is there already":    func(c *Container) { c.Volumes[0].Dir = &HostDir{Path: "/d", Trusted: true, Create: true} },
 		"not the path of":     func(c *Container) { c.Volumes[0].Dir = &HostDir{Path: "/d/../e"} },
 		"at most 256":         func(c *Container) { c.Volumes = make([]Volume, MaxMounts+1) },
+		"; choose one":        func(c *Container) { c.PIDs = PIDs{Own: true, Of: "other"} },
+		"processes and those": func(c *Container) { c.PIDs.Of = c.Name },
 		"a file of the node ": func(c *Container) { c.Volumes[1].Group = &group },
 	} {
 		bad := c.Clone()

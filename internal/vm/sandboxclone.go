@@ -33,7 +33,7 @@ func (c Container) Saved() Container {
 // Errors: FailedPrecondition if next has other mounts.
 func (c Container) Resumed(next Container) (Container, error) {
 	out := next.Clone()
-	out.Name, out.Image, out.Kind, out.Process, out.Manual = c.Name, c.Image, c.Kind, c.Process, c.Manual
+	out.Name, out.Image, out.Kind, out.Process, out.Manual, out.PIDs = c.Name, c.Image, c.Kind, c.Process, c.Manual, c.PIDs
 	out.Volumes, out.Mounts = cloneSlice(c.Volumes), cloneSlice(c.Mounts)
 	if len(next.Mounts) != len(c.Mounts) || next.MessagePath != c.MessagePath {
 		return out, errdefs.Preconditionf("container %s has %d mounts in the snapshot, and %d now; give it the same", c.Name, len(c.Mounts), len(next.Mounts))
@@ -45,6 +45,9 @@ func (c Container) Resumed(next Container) (Container, error) {
 		}
 		from := slices.IndexFunc(next.Volumes, func(v Volume) bool { return v.Name == next.Mounts[at].Volume })
 		to := slices.IndexFunc(c.Volumes, func(v Volume) bool { return v.Name == m.Volume })
+		if from >= 0 && to >= 0 && c.Volumes[to].Kind == VolumeImage && next.Volumes[from].Kind == VolumeImage && c.Volumes[to].Image == next.Volumes[from].Image {
+			continue // the guest has its files
+		}
 		if from < 0 || to < 0 || next.Volumes[from].Dir == nil || c.Volumes[to].Dir == nil || next.Volumes[from].Dir.File != c.Volumes[to].Dir.File ||
 			next.Volumes[from].Dir.ReadOnly != c.Volumes[to].Dir.ReadOnly {
 			return out, errdefs.Preconditionf("container %s has something else mounted at %s in the snapshot than now; give it the same mounts", c.Name, m.Path)

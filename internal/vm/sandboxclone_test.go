@@ -11,7 +11,7 @@ func TestSavedContainer(t *testing.T) {
 		return &HostDir{Path: path, ReadOnly: readOnly, File: file, Trusted: true}
 	}
 	was := Container{
-		Name: "a", Kind: ContainerEphemeral, Image: "sha256:1", Manual: true, Process: Process{Entrypoint: []string{"run"}},
+		Name: "a", Kind: ContainerEphemeral, Image: "sha256:1", Manual: true, PIDs: PIDs{Own: true}, Process: Process{Entrypoint: []string{"run"}},
 		Volumes: []Volume{{Name: "m0", Kind: VolumeDir, Dir: dir("/old/secret", true, false)}, {Name: "m1", Kind: VolumeDir, Dir: dir("/old/hosts", false, true)}},
 		Mounts:  []Mount{{Volume: "m0", Path: "/secret", ReadOnly: true}, {Volume: "m1", Path: "/etc/hosts", SubPath: DirFile}},
 	}
@@ -38,7 +38,7 @@ func TestSavedContainer(t *testing.T) {
 	if err != nil {
 		t.Fatal(err)
 	}
-	if got.Name != "a" || got.Image != "sha256:1" || !got.Manual || got.Process.Entrypoint[0] != "run" || got.Labels["pod"] != "next" || got.Resources.CPULimit != 100 {
+	if got.Name != "a" || got.Image != "sha256:1" || !got.Manual || !got.PIDs.Own || got.Process.Entrypoint[0] != "run" || got.Labels["pod"] != "next" || got.Resources.CPULimit != 100 {
 		t.Errorf("resumed: %+v", got)
 	}
 	for i, want := range []string{"/new/secret", "/new/hosts"} {

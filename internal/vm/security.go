@@ -14,12 +14,13 @@ import (
 // Security limits what a process of an OCI guest may do in its guest. The boundary to everything else is the VM itself.
 type Security struct {
 	// Capabilities are the most that the process, its children and commands beside it can have: names of Linux without CAP_.
-	Capabilities    []string `json:"capabilities,omitempty"`
-	NoNewPrivileges bool     `json:"no_new_privileges,omitempty"` // programs with setuid, setgid or capabilities of their own give none
-	NonRoot         bool     `json:"non_root,omitempty"`          // it is refused if its user is, or may be, user 0
-	Groups          []int64  `json:"groups,omitempty"`            // additional groups
-	StrictGroups    bool     `json:"strict_groups,omitempty"`     // it has only Groups, and none that the image lists for its user
-	Filtered        bool     `json:"filtered,omitempty"`          // system calls that change the kernel fail unless a capability allows them (seccomp)
+	Capabilities    []string     `json:"capabilities,omitempty"`
+	NoNewPrivileges bool         `json:"no_new_privileges,omitempty"` // programs with setuid, setgid or capabilities of their own give none
+	NonRoot         bool         `json:"non_root,omitempty"`          // it is refused if its user is, or may be, user 0
+	Groups          []int64      `json:"groups,omitempty"`            // additional groups
+	StrictGroups    bool         `json:"strict_groups,omitempty"`     // it has only Groups, and none that the image lists for its user
+	Filtered        bool         `json:"filtered,omitempty"`          // system calls that change the kernel fail unless a capability allows them (seccomp)
+	SystemCalls     *SystemCalls `json:"system_calls,omitempty"`      // instead of Filtered: a filter of system calls
 
 	// Masked are paths at which the container sees an empty file or folder, and ReadOnly paths that it sees and cannot change. What does not
 	// exist is left out. A process whose root is the VM's own sees all of it: it is alone with its guest.
@@ -112,7 +113,10 @@ func (s *Security) Validate() error {
 			return errdefs.Invalidf("%d is not the id of a group", g)
 		}
 	}
-	return errors.Join(validateCovered("masked", s.Masked), validateCovered("read-only", s.ReadOnly))
+	if s.Filtered && s.SystemCalls != nil {
+		return errdefs.Invalidf("system calls are filtered either by default or by a profile")
+	}
+	return errors.Join(s.SystemCalls.validate(), validateCovered("masked", s.Masked), validateCovered("read-only", s.ReadOnly))
 }
 
 // maxCovered limits the paths that a container does not see, and those that it cannot change.
@@ -138,6 +142,7 @@ func (s *Security) Clone() *Security {
 	c := *s
 	c.Capabilities, c.Groups = cloneSlice(s.Capabilities), cloneSlice(s.Groups)
 	c.Masked, c.ReadOnly = cloneSlice(s.Masked), cloneSlice(s.ReadOnly)
+	c.SystemCalls = s.SystemCalls.Clone()
 	return &c
 }
 

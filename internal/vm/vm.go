@@ -151,6 +151,10 @@ type HostDir struct {
 	// Trusted says that the node's own kubelet has asked for it, so the list of the operator does not apply, and Path may have symbolic
 	// links. Only containers of a sandbox have such volumes, and no request of the node API.
 	Trusted bool `json:"trusted,omitempty"`
+	// Below shows also what is mounted below Path when the container is added. ReadOnly does not hold there, but ReadOnlyBelow. Only for
+	// Trusted folders.
+	Below         bool `json:"below,omitempty"`
+	ReadOnlyBelow bool `json:"ro_below,omitempty"`
 	// File says that Path is a regular file. The volume is a folder that has nothing but this file, called DirFile.
 	File bool `json:"file,omitempty"`
 }
@@ -351,6 +355,10 @@ type Record struct {
 
 	Containers []ContainerRecord `json:"containers,omitempty"` // those of Spec.Containers; Process is empty then
 	Ephemeral  []Ephemeral       `json:"ephemeral,omitempty"`  // added while it ran, the oldest first; also those that have ended
+
+	// BootContainer names the container of Ephemeral whose image the guest of a sandbox boots instead of our kernel; "": none. It stays when that
+	// container is removed.
+	BootContainer string `json:"boot_container,omitempty"`
 
 	ImageVolumes []ImageVolume    `json:"image_volumes,omitempty"` // those of Spec.Volumes, in their order
 	Attached     []AttachedVolume `json:"attached,omitempty"`      // those of Spec.Volumes that are disks, in their order

@@ -228,6 +228,9 @@ func (d HostDir) validate(volume string) error {
 	if d.Trusted && (d.Published || d.Create) {
 		return errdefs.Invalidf("volume %s: what a kubelet asks for is there already", volume)
 	}
+	if (d.Below || d.ReadOnlyBelow) && (!d.Trusted || d.File) || d.ReadOnlyBelow && !d.ReadOnly {
+		return errdefs.Invalidf("volume %s: only a folder for which a kubelet asks has what is mounted below it, and that is read-only only with the folder", volume)
+	}
 	if d.File && (d.Published || d.Path == "/") {
 		return errdefs.Invalidf("volume %s: %q is a folder of the node, not a file", volume, d.Path)
 	}

@@ -1,7 +1,7 @@
 // Package volume is the contract of the volume store. A volume is a disk that outlives the VMs that use it.
 //
 // A store keeps the bytes of volumes and says which VM a volume is attached to. It never interprets the bytes: a guest makes the
-// file system, checks and mounts it. It starts no VM and makes no decisions about VMs.
+// file system, checks and mounts it, or package hostmount does for a container. It starts no VM and makes no decisions about VMs.
 package volume
 
 import (
@@ -31,7 +31,7 @@ type Volume struct {
 	Labels    map[string]string `json:"labels,omitempty"` // opaque; doors keep their own keys here
 }
 
-// Attachment says that a VM uses a volume.
+// Attachment says that a VM uses a volume, or something else of the node that has an id, such as a container.
 type Attachment struct {
 	VM vm.ID `json:"vm"`
 	Mode

@@ -13,6 +13,7 @@ import (
 	"time"
 
 	"cocoonstack.io/cocoon/internal/kube/probe"
+	"cocoonstack.io/cocoon/internal/probing"
 )
 
 const (
@@ -26,7 +27,7 @@ const (
 // loopback link, so that the kernel's work for their answers counts too.
 func probes(t *testing.T, results *table) {
 	pinger := must(probe.OpenPinger())(t)
-	prober, scheduler := probe.NewNet(pinger), probe.NewScheduler()
+	prober, scheduler := probe.NewNet(pinger), probing.NewScheduler()
 	ctx, cancel := context.WithCancel(t.Context())
 	ended := make(chan error, 2)
 	go func() { ended <- pinger.Run(ctx) }()

@@ -17,7 +17,7 @@ import (
 	"golang.org/x/sys/unix"
 	"sigs.k8s.io/yaml"
 
-	"cocoonstack.io/cocoon/internal/app/kubeletnode"
+	"cocoonstack.io/cocoon/internal/proc"
 	"cocoonstack.io/cocoon/internal/testkit/containerdtest"
 	"cocoonstack.io/cocoon/internal/testkit/need"
 )
@@ -114,7 +114,7 @@ func (o *door) stop(by syscall.Signal) {
 func (o *door) emptyRunDir() {
 	o.t.Helper()
 	dir := filepath.Join(filepath.Dir(o.config), "run")
-	for _, path := range kubeletnode.MountsBelow(dir) {
+	for _, path := range proc.MountsBelow(dir) {
 		if err := unix.Unmount(path, unix.MNT_DETACH); err != nil {
 			o.t.Fatalf("unmount %s: %v", path, err)
 		}

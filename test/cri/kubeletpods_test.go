@@ -7,6 +7,7 @@ import (
 	"fmt"
 	"os"
 	"path/filepath"
+	"slices"
 	"strings"
 	"testing"
 
@@ -72,7 +73,54 @@ spec:
     image: "` + containerdtest.BusyBox + `"
     command: [sleep, "100000"]
     resources: {requests: {cpu: 50m, memory: 32Mi}, limits: {cpu: 500m, memory: 64Mi}}
+---
+apiVersion: v1
+kind: Pod
+metadata: {name: shares-%[1]s}
+spec:
+  runtimeClassName: %[1]s
+  nodeName: ` + kubelettest.Name + `
+  terminationGracePeriodSeconds: 1
+  shareProcessNamespace: true
+  containers:
+  - {name: one, image: "` + containerdtest.BusyBox + `", command: [sleep, "100001"]}
+  - {name: two, image: "` + containerdtest.BusyBox + `", command: [sleep, "100002"]}
 `
+
+// summary returns the containers of a pod of which the kubelet's summary has CPU, memory and the writable layer.
+func summary(t *testing.T, c *kubetest.Cluster, pod string) string {
+	t.Helper()
+	text, err := c.TryKubectl(t, "", "get", "--raw", "/api/v1/nodes/"+kubelettest.Name+"/proxy/stats/summary")
+	if err != nil {
+		return text
+	}
+	type number = struct{ UsedBytes, WorkingSetBytes, UsageCoreNanoSeconds uint64 }
+	var all struct {
+		Pods []struct {
+			PodRef     struct{ Name string }
+			Containers []struct {
+				Name                string
+				CPU, Memory, Rootfs number
+			}
+		}
+	}
+	if err := json.Unmarshal([]byte(text), &all); err != nil {
+		return err.Error()
+	}
+	var told []string
+	for _, p := range all.Pods {
+		for _, one := range p.Containers {
+			if p.PodRef.Name == pod && one.Rootfs.UsedBytes > 0 && one.Memory.WorkingSetBytes > 0 && one.CPU.UsageCoreNanoSeconds > 0 {
+				told = append(told, one.Name)
+			}
+		}
+	}
+	slices.Sort(told)
+	return strings.Join(told, " ")
+}
+
+// mainProgram prints where the program of the container main is among the processes.
+const mainProgram = "grep -l 'ech[o] main' /proc/[0-9]*/cmdline 2>/dev/null || true"
 
 // static is a pod that only the kubelet knows.
 const static = `
@@ -118,13 +166,22 @@ func TestKubeletLives(t *testing.T) {
 		greedy := "jsonpath={.status.containerStatuses[?(@.name=='greedy')].lastState.terminated.reason}"
 		kubetest.Eventually(t, "the end of a container of "+kind+" whose limit is too low", get("get", "pod", "sick-"+kind, "-o", greedy), "OOMKilled")
 
-		c.Kubectl(t, "", "debug", "order-"+kind, "--image="+containerdtest.BusyBox, "--target=main", "-c", "debugger", "--", "sh", "-c", "hostname; ls /proc/*/cmdline | wc -l")
+		c.Kubectl(t, "", "debug", "order-"+kind, "--image="+containerdtest.BusyBox, "--target=main", "-c", "debugger", "--", "sh", "-c", "hostname; "+mainProgram)
 		ended := "jsonpath={.status.ephemeralContainerStatuses[0].state.terminated.exitCode}"
 		kubetest.Eventually(t, "the end of the debugger of "+kind, get("get", "pod", "order-"+kind, "-o", ended), "0")
-		if got := get("logs", "order-"+kind, "-c", "debugger")(); !strings.HasPrefix(got, "order-"+kind+"\n") {
+		if got := get("logs", "order-"+kind, "-c", "debugger")(); got != "order-"+kind+"\n/proc/1/cmdline" {
 			t.Errorf("%s: the debugger says %q", kind, got)
 		}
+		if got := get("exec", "order-"+kind, "-c", "side", "--", "sh", "-c", mainProgram)(); got != "" {
+			t.Errorf("%s: the sidecar sees the program of another container: %q", kind, got)
+		}
+		c.Kubectl(t, "", "wait", "--for=condition=Ready", "pod/shares-"+kind, "--timeout=180s")
+		if got := get("exec", "shares-"+kind, "-c", "one", "--", "sh", "-c", "grep -l '10000[12]' /proc/[0-9]*/cmdline 2>/dev/null | wc -l")(); got != "2" {
+			t.Errorf("%s: a container of a pod that shares its processes sees %q of two", kind, got)
+		}
 	}
+
+	kubetest.Eventually(t, "what containers have written and need, as the kubelet says", func() string { return summary(t, c, "order-cocoon") }, "main side")
 
 	// The node of the tests may be unable to do this for runc.
 	c.Kubectl(t, "", "patch", "pod", "order-cocoon", "--subresource", "resize", "--patch", `{"spec": {"containers": [{"name": "main", "resources": {"limits": {"cpu": "400m", "memory": "96Mi"}}}]}}`)

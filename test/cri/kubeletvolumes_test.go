@@ -50,6 +50,31 @@ spec:
     volumeMounts: [{name: files, mountPath: /files}, {name: files, mountPath: /part, subPath: bin}]
 `
 
+// users is a pod whose users are none of its node.
+const users = `
+apiVersion: v1
+kind: ConfigMap
+metadata: {name: users}
+data: {key: value}
+---
+apiVersion: v1
+kind: Pod
+metadata: {name: users}
+spec:
+  runtimeClassName: cocoon
+  hostUsers: false
+  nodeName: ` + kubelettest.Name + `
+  terminationGracePeriodSeconds: 1
+  securityContext: {fsGroup: 2000}
+  volumes: [{name: settings, configMap: {name: users}}, {name: empty, emptyDir: {}}]
+  containers:
+  - name: main
+    image: "` + containerdtest.BusyBox + `"
+    command: [sleep, "100000"]
+    securityContext: {runAsUser: 1000}
+    volumeMounts: [{name: settings, mountPath: /settings}, {name: empty, mountPath: /empty}]
+`
+
 // TestKubeletVolumes: a pod of each runtime has a block device of a claim and the files of an image, and another pod of the other runtime finds on the
 // device what was written.
 func TestKubeletVolumes(t *testing.T) {
@@ -58,6 +83,11 @@ func TestKubeletVolumes(t *testing.T) {
 	c := kubetest.Up(t, "--with", "")
 	kubelettest.Start(t, c, o.socket, d.Dir("kubelet"))
 	c.Kubectl(t, classes, "apply", "-f", "-")
+	c.Kubectl(t, users, "apply", "-f", "-")
+	c.Kubectl(t, "", "wait", "--for=condition=Ready", "pod/users", "--timeout=180s")
+	if got := c.Kubectl(t, "", "exec", "users", "--", "sh", "-c", "cat /settings/key; echo; id -u; touch /empty/file; stat -c %u:%g /empty/file"); got != "value\n1000\n1000:2000\n" {
+		t.Errorf("a pod with hostUsers: false: %q", got)
+	}
 	dev := loopdev.New(t, 16<<20)
 	wrote := ""
 	for _, kind := range []string{"runc", "cocoon", "runc"} {

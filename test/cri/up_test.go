@@ -8,6 +8,7 @@ import (
 	"os"
 	"os/exec"
 	"path/filepath"
+	"regexp"
 	"slices"
 	"strconv"
 	"strings"
@@ -45,6 +46,10 @@ func TestUpKubelet(t *testing.T) {
 			t.Errorf("the pod %s has the kernel %s, and the machine has %s", pod, got, host)
 		}
 	}
+	c.Kubectl(t, "", "wait", "--for=condition=Ready", "pod/disk", "--timeout=180s")
+	if got := text("logs disk"); !strings.Contains(got, "hello from a script") || !strings.Contains(got, "disk is up, "+text("get pod disk -o jsonpath={.status.podIP}")) {
+		t.Errorf("the console of the disk image:\n%s", got)
+	}
 	if got := text("get pod vm -o jsonpath={.spec.overhead.memory}"); got != "256Mi" {
 		t.Errorf("the overhead of the VM is %q", got)
 	}
@@ -57,6 +62,9 @@ func TestUpKubelet(t *testing.T) {
 		return first
 	}
 	const ok = "HTTP/1.0 200 OK"
+	if got := reach("container", text("get pod disk -o jsonpath={.status.podIP}")+" 80"); !strings.Contains(got, "200 OK") {
+		t.Errorf("the container does not reach the disk image: %s", got)
+	}
 	for from := range pods {
 		for to := range pods {
 			if got := reach(from, text("get pod "+to+" -o jsonpath={.status.podIP}")+" 8080"); from != to && got != ok {
@@ -65,6 +73,7 @@ func TestUpKubelet(t *testing.T) {
 		}
 		kubetest.Eventually(t, "the answer of the Service to "+from, func() string { return reach(from, text("get service vm -o jsonpath={.spec.clusterIP}")+" 80") }, ok)
 	}
+	examples(t, c)
 	for _, log := range []string{"kubelet", "containerd", "cocoond-cocoon-kubelet-0"} {
 		if fi, err := os.Stat(filepath.Join(c.Dir, "log", log+".log")); err != nil || fi.Size() == 0 {
 			t.Errorf("the log of %s: %v", log, err)
@@ -96,6 +105,40 @@ func TestUpKubelet(t *testing.T) {
 			t.Errorf("the node has left %s", left)
 		}
 	}
+}
+
+var (
+	podSpecs = regexp.MustCompile(`(?m)^( *)terminationGracePeriodSeconds:.*$`)
+	images   = regexp.MustCompile(`(?m)^( *)image:.*$`)
+)
+
+// examples runs the examples of the virtual node as VMs of the kubelet: they get its RuntimeClass, and their image is there.
+func examples(t *testing.T, c *kubetest.Cluster) {
+	t.Helper()
+	for _, name := range []string{"deployment", "job", "volumes"} {
+		text, err := os.ReadFile("../../examples/" + name + ".yaml")
+		if err != nil {
+			t.Fatal(err)
+		}
+		text = images.ReplaceAll(podSpecs.ReplaceAll(text, []byte("${0}\n${1}runtimeClassName: cocoon")), []byte("${0}\n${1}imagePullPolicy: IfNotPresent"))
+		c.Kubectl(t, string(text), "apply", "-f", "-")
+	}
+	c.Kubectl(t, "", "rollout", "status", "deployment/web", "--timeout=180s")
+	c.Kubectl(t, "", "wait", "--for=condition=Complete", "job/count", "--timeout=180s")
+	c.Kubectl(t, "", "wait", "--for=condition=Ready", "pod/volumes", "--timeout=180s")
+	if got := c.Kubectl(t, "", "logs", "job/count"); got != "1\n2\n3\n" {
+		t.Errorf("the Job prints %q", got)
+	}
+	got := c.Kubectl(t, "", "exec", "volumes", "--", "sh", "-c", "cat /etc/greeting/text; echo; cat /run/token/token; echo; grep tier /etc/about/labels; touch /scratch/x /memory/y && echo written")
+	if want := "hello from a ConfigMap\nnot-so-secret\ntier=\"example\"\nwritten\n"; got != want {
+		t.Errorf("the volumes have %q, want %q", got, want)
+	}
+	for _, node := range strings.Fields(c.Kubectl(t, "", "get", "pods", "-l", "app=web", "-o", "jsonpath={.items[*].spec.nodeName}")) {
+		if node != "cocoon-kubelet-0" {
+			t.Errorf("a pod of the Deployment is on %s", node)
+		}
+	}
+	c.Kubectl(t, "", "delete", "deployment/web", "job/count", "pod/volumes", "--timeout=120s")
 }
 
 // outside lists what a node of a kubelet has outside of its namespaces: cgroups, links, rules and mounts.

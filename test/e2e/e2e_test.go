@@ -75,7 +75,7 @@ func sharedCluster() (string, error) {
 		if shared.err = os.Mkdir(share, 0o755); shared.err != nil {
 			return
 		}
-		out, err := exec.Command(filepath.Join(bin(), "cocoon"), "up", "--dir", shared.dir, "--detach", "--with", "metrics-server,snapshot-controller", "--allow-images", "127.0.0.1", "--host-paths", share).CombinedOutput()
+		out, err := exec.Command(filepath.Join(bin(), "cocoon"), "up", "--dir", shared.dir, "--detach", "--extra-config", "etcd.unsafe-no-fsync=true", "--with", "metrics-server,snapshot-controller", "--allow-images", "127.0.0.1", "--host-paths", share).CombinedOutput()
 		if err != nil {
 			shared.err = fmt.Errorf("cocoon up: %w\n%s", err, out)
 		}

@@ -67,6 +67,7 @@ func TestHost(t *testing.T) {
 		{"saved and cloned", savedAndCloned},
 		{"limits bite", limitsBite},
 		{"hibernated and woken", hibernatedAndWoken},
+		{"a pod of a kubelet", podRuns},
 		{"a daemon that hangs is started anew", daemonHangs},
 		{"an upgrade leaves guests alone", upgraded},
 		{"a reboot", rebooted},

@@ -372,18 +372,11 @@ func (m *machine) eventually(script string) {
 // node waits for the node API of the machine's cocoond, and returns it. It is valid until the machine goes down.
 func (m *machine) node() *nodeclient.Client {
 	m.t.Helper()
-	path := filepath.Join(m.dir, fmt.Sprintf("node-%.8s.sock", m.boot))
-	_ = os.Remove(path)
-	l, err := net.Listen("unix", path)
+	client, err := nodeclient.Dial(m.socket("node", "/run/cocoon/cocoond.sock"))
 	if err != nil {
 		m.t.Fatal(err)
 	}
-	go forward(l, m.conn)
-	client, err := nodeclient.Dial(path)
-	if err != nil {
-		m.t.Fatal(err)
-	}
-	m.clients = append(m.clients, client, l)
+	m.clients = append(m.clients, client)
 	for began := time.Now(); ; {
 		ctx, cancel := context.WithTimeout(m.t.Context(), handshake)
 		_, err = client.Info(ctx)
@@ -399,14 +392,28 @@ func (m *machine) node() *nodeclient.Client {
 	}
 }
 
-// forward carries connections to cocoond's socket on the machine.
-func forward(l net.Listener, to *ssh.Client) {
+// socket returns the path of a socket here that leads to one of the machine. It is valid until the machine goes down.
+func (m *machine) socket(name, there string) string {
+	m.t.Helper()
+	path := filepath.Join(m.dir, fmt.Sprintf("%s-%.8s.sock", name, m.boot))
+	_ = os.Remove(path)
+	l, err := net.Listen("unix", path)
+	if err != nil {
+		m.t.Fatal(err)
+	}
+	m.clients = append(m.clients, l)
+	go forward(l, m.conn, there)
+	return path
+}
+
+// forward carries connections to a socket of the machine.
+func forward(l net.Listener, to *ssh.Client, path string) {
 	for {
 		here, err := l.Accept()
 		if err != nil {
 			return
 		}
-		there, err := to.Dial("unix", "/run/cocoon/cocoond.sock")
+		there, err := to.Dial("unix", path)
 		if err != nil {
 			_ = here.Close()
 			continue

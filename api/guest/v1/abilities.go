@@ -6,3 +6,6 @@ const AbilityFileKeys = "file-keys"
 // AbilitySandbox is the ability of an agent whose guest can wait for containers: SetupRequest.sandbox, Container.manual,
 // StartContainer and RemoveContainer.
 const AbilitySandbox = "sandbox"
+
+// AbilitySystemCalls is the ability of an agent that filters system calls as it is told: Security.system_calls.
+const AbilitySystemCalls = "system-calls"

@@ -291,6 +291,8 @@ type Container struct {
 	Resources      *Resources             `protobuf:"bytes,60,opt,name=resources,proto3" json:"resources,omitempty"`                                    // absent: no limits
 	Restart        *Restart               `protobuf:"bytes,11,opt,name=restart,proto3" json:"restart,omitempty"`                                        // absent: the policy of the setup
 	Manual         bool                   `protobuf:"varint,12,opt,name=manual,proto3" json:"manual,omitempty"`                                         // ephemeral: it waits for StartContainer. An agent that knows it has the ability sandbox
+	OwnPids        bool                   `protobuf:"varint,14,opt,name=own_pids,json=ownPids,proto3" json:"own_pids,omitempty"`                        // ephemeral: it sees only its own processes, and its program is the first one
+	PidsOf         string                 `protobuf:"bytes,15,opt,name=pids_of,json=pidsOf,proto3" json:"pids_of,omitempty"`                            // ephemeral: it sees the processes that the container with this name sees, which must run
 	Volumes        []*Volume              `protobuf:"bytes,13,rep,name=volumes,proto3" json:"volumes,omitempty"`                                        // ephemeral: of it alone, of the kinds image and disk; a disk is shown as a device. Their names are unique in the guest
 	unknownFields  protoimpl.UnknownFields
 	sizeCache      protoimpl.SizeCache
@@ -415,6 +417,20 @@ func (x *Container) GetManual() bool {
 		return x.Manual
 	}
 	return false
+}
+
+func (x *Container) GetOwnPids() bool {
+	if x != nil {
+		return x.OwnPids
+	}
+	return false
+}
+
+func (x *Container) GetPidsOf() string {
+	if x != nil {
+		return x.PidsOf
+	}
+	return ""
 }
 
 func (x *Container) GetVolumes() []*Volume {
@@ -2693,6 +2709,7 @@ type Security struct {
 	Filtered        bool                   `protobuf:"varint,5,opt,name=filtered,proto3" json:"filtered,omitempty"`                             // system calls that change the kernel fail unless a capability allows them (seccomp)
 	Masked          []string               `protobuf:"bytes,6,rep,name=masked,proto3" json:"masked,omitempty"`                                  // paths at which it sees nothing; only where it has a root of its own
 	ReadOnly        []string               `protobuf:"bytes,7,rep,name=read_only,json=readOnly,proto3" json:"read_only,omitempty"`              // paths that it sees, and cannot change; likewise
+	SystemCalls     *SystemCalls           `protobuf:"bytes,8,opt,name=system_calls,json=systemCalls,proto3" json:"system_calls,omitempty"`     // instead of filtered. An agent that knows it has the ability system-calls
 	unknownFields   protoimpl.UnknownFields
 	sizeCache       protoimpl.SizeCache
 }
@@ -2776,6 +2793,263 @@ func (x *Security) GetReadOnly() []string {
 	return nil
 }
 
+func (x *Security) GetSystemCalls() *SystemCalls {
+	if x != nil {
+		return x.SystemCalls
+	}
+	return nil
+}
+
+// SystemCalls filters the system calls of a process. A rule without arguments holds before those with arguments; otherwise the first that
+// matches holds.
+type SystemCalls struct {
+	state         protoimpl.MessageState `protogen:"open.v1"`
+	Default       *CallAction            `protobuf:"bytes,1,opt,name=default,proto3" json:"default,omitempty"` // of calls that no rule matches
+	Rules         []*CallRule            `protobuf:"bytes,2,rep,name=rules,proto3" json:"rules,omitempty"`
+	unknownFields protoimpl.UnknownFields
+	sizeCache     protoimpl.SizeCache
+}
+
+func (x *SystemCalls) Reset() {
+	*x = SystemCalls{}
+	mi := &file_guest_v1_guest_proto_msgTypes[46]
+	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+	ms.StoreMessageInfo(mi)
+}
+
+func (x *SystemCalls) String() string {
+	return protoimpl.X.MessageStringOf(x)
+}
+
+func (*SystemCalls) ProtoMessage() {}
+
+func (x *SystemCalls) ProtoReflect() protoreflect.Message {
+	mi := &file_guest_v1_guest_proto_msgTypes[46]
+	if x != nil {
+		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+		if ms.LoadMessageInfo() == nil {
+			ms.StoreMessageInfo(mi)
+		}
+		return ms
+	}
+	return mi.MessageOf(x)
+}
+
+// Deprecated: Use SystemCalls.ProtoReflect.Descriptor instead.
+func (*SystemCalls) Descriptor() ([]byte, []int) {
+	return file_guest_v1_guest_proto_rawDescGZIP(), []int{46}
+}
+
+func (x *SystemCalls) GetDefault() *CallAction {
+	if x != nil {
+		return x.Default
+	}
+	return nil
+}
+
+func (x *SystemCalls) GetRules() []*CallRule {
+	if x != nil {
+		return x.Rules
+	}
+	return nil
+}
+
+type CallAction struct {
+	state         protoimpl.MessageState `protogen:"open.v1"`
+	Do            string                 `protobuf:"bytes,1,opt,name=do,proto3" json:"do,omitempty"`      // allow, log, errno, trace, trap, kill-thread, kill-process
+	Data          int32                  `protobuf:"varint,2,opt,name=data,proto3" json:"data,omitempty"` // the error number of errno and trace
+	unknownFields protoimpl.UnknownFields
+	sizeCache     protoimpl.SizeCache
+}
+
+func (x *CallAction) Reset() {
+	*x = CallAction{}
+	mi := &file_guest_v1_guest_proto_msgTypes[47]
+	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+	ms.StoreMessageInfo(mi)
+}
+
+func (x *CallAction) String() string {
+	return protoimpl.X.MessageStringOf(x)
+}
+
+func (*CallAction) ProtoMessage() {}
+
+func (x *CallAction) ProtoReflect() protoreflect.Message {
+	mi := &file_guest_v1_guest_proto_msgTypes[47]
+	if x != nil {
+		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+		if ms.LoadMessageInfo() == nil {
+			ms.StoreMessageInfo(mi)
+		}
+		return ms
+	}
+	return mi.MessageOf(x)
+}
+
+// Deprecated: Use CallAction.ProtoReflect.Descriptor instead.
+func (*CallAction) Descriptor() ([]byte, []int) {
+	return file_guest_v1_guest_proto_rawDescGZIP(), []int{47}
+}
+
+func (x *CallAction) GetDo() string {
+	if x != nil {
+		return x.Do
+	}
+	return ""
+}
+
+func (x *CallAction) GetData() int32 {
+	if x != nil {
+		return x.Data
+	}
+	return 0
+}
+
+type CallRule struct {
+	state         protoimpl.MessageState `protogen:"open.v1"`
+	Calls         []string               `protobuf:"bytes,1,rep,name=calls,proto3" json:"calls,omitempty"` // those that the kernel does not know mean nothing
+	Action        *CallAction            `protobuf:"bytes,2,opt,name=action,proto3" json:"action,omitempty"`
+	Args          []*CallArg             `protobuf:"bytes,3,rep,name=args,proto3" json:"args,omitempty"`     // all have to match
+	Since         string                 `protobuf:"bytes,4,opt,name=since,proto3" json:"since,omitempty"`   // MAJOR.MINOR: only kernels of this version or newer
+	Before        string                 `protobuf:"bytes,5,opt,name=before,proto3" json:"before,omitempty"` // only older kernels
+	unknownFields protoimpl.UnknownFields
+	sizeCache     protoimpl.SizeCache
+}
+
+func (x *CallRule) Reset() {
+	*x = CallRule{}
+	mi := &file_guest_v1_guest_proto_msgTypes[48]
+	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+	ms.StoreMessageInfo(mi)
+}
+
+func (x *CallRule) String() string {
+	return protoimpl.X.MessageStringOf(x)
+}
+
+func (*CallRule) ProtoMessage() {}
+
+func (x *CallRule) ProtoReflect() protoreflect.Message {
+	mi := &file_guest_v1_guest_proto_msgTypes[48]
+	if x != nil {
+		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+		if ms.LoadMessageInfo() == nil {
+			ms.StoreMessageInfo(mi)
+		}
+		return ms
+	}
+	return mi.MessageOf(x)
+}
+
+// Deprecated: Use CallRule.ProtoReflect.Descriptor instead.
+func (*CallRule) Descriptor() ([]byte, []int) {
+	return file_guest_v1_guest_proto_rawDescGZIP(), []int{48}
+}
+
+func (x *CallRule) GetCalls() []string {
+	if x != nil {
+		return x.Calls
+	}
+	return nil
+}
+
+func (x *CallRule) GetAction() *CallAction {
+	if x != nil {
+		return x.Action
+	}
+	return nil
+}
+
+func (x *CallRule) GetArgs() []*CallArg {
+	if x != nil {
+		return x.Args
+	}
+	return nil
+}
+
+func (x *CallRule) GetSince() string {
+	if x != nil {
+		return x.Since
+	}
+	return ""
+}
+
+func (x *CallRule) GetBefore() string {
+	if x != nil {
+		return x.Before
+	}
+	return ""
+}
+
+type CallArg struct {
+	state         protoimpl.MessageState `protogen:"open.v1"`
+	Index         int32                  `protobuf:"varint,1,opt,name=index,proto3" json:"index,omitempty"` // 0 to 5
+	Op            string                 `protobuf:"bytes,2,opt,name=op,proto3" json:"op,omitempty"`        // eq, ne, lt, le, gt, ge, masked
+	Value         uint64                 `protobuf:"varint,3,opt,name=value,proto3" json:"value,omitempty"`
+	Mask          uint64                 `protobuf:"varint,4,opt,name=mask,proto3" json:"mask,omitempty"` // of masked: the bits that are compared
+	unknownFields protoimpl.UnknownFields
+	sizeCache     protoimpl.SizeCache
+}
+
+func (x *CallArg) Reset() {
+	*x = CallArg{}
+	mi := &file_guest_v1_guest_proto_msgTypes[49]
+	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+	ms.StoreMessageInfo(mi)
+}
+
+func (x *CallArg) String() string {
+	return protoimpl.X.MessageStringOf(x)
+}
+
+func (*CallArg) ProtoMessage() {}
+
+func (x *CallArg) ProtoReflect() protoreflect.Message {
+	mi := &file_guest_v1_guest_proto_msgTypes[49]
+	if x != nil {
+		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+		if ms.LoadMessageInfo() == nil {
+			ms.StoreMessageInfo(mi)
+		}
+		return ms
+	}
+	return mi.MessageOf(x)
+}
+
+// Deprecated: Use CallArg.ProtoReflect.Descriptor instead.
+func (*CallArg) Descriptor() ([]byte, []int) {
+	return file_guest_v1_guest_proto_rawDescGZIP(), []int{49}
+}
+
+func (x *CallArg) GetIndex() int32 {
+	if x != nil {
+		return x.Index
+	}
+	return 0
+}
+
+func (x *CallArg) GetOp() string {
+	if x != nil {
+		return x.Op
+	}
+	return ""
+}
+
+func (x *CallArg) GetValue() uint64 {
+	if x != nil {
+		return x.Value
+	}
+	return 0
+}
+
+func (x *CallArg) GetMask() uint64 {
+	if x != nil {
+		return x.Mask
+	}
+	return 0
+}
+
 type Sysctl struct {
 	state         protoimpl.MessageState `protogen:"open.v1"`
 	Name          string                 `protobuf:"bytes,1,opt,name=name,proto3" json:"name,omitempty"` // with dots
@@ -2786,7 +3060,7 @@ type Sysctl struct {
 
 func (x *Sysctl) Reset() {
 	*x = Sysctl{}
-	mi := &file_guest_v1_guest_proto_msgTypes[46]
+	mi := &file_guest_v1_guest_proto_msgTypes[50]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -2798,7 +3072,7 @@ func (x *Sysctl) String() string {
 func (*Sysctl) ProtoMessage() {}
 
 func (x *Sysctl) ProtoReflect() protoreflect.Message {
-	mi := &file_guest_v1_guest_proto_msgTypes[46]
+	mi := &file_guest_v1_guest_proto_msgTypes[50]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -2811,7 +3085,7 @@ func (x *Sysctl) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use Sysctl.ProtoReflect.Descriptor instead.
 func (*Sysctl) Descriptor() ([]byte, []int) {
-	return file_guest_v1_guest_proto_rawDescGZIP(), []int{46}
+	return file_guest_v1_guest_proto_rawDescGZIP(), []int{50}
 }
 
 func (x *Sysctl) GetName() string {
@@ -2838,7 +3112,7 @@ type EnvVar struct {
 
 func (x *EnvVar) Reset() {
 	*x = EnvVar{}
-	mi := &file_guest_v1_guest_proto_msgTypes[47]
+	mi := &file_guest_v1_guest_proto_msgTypes[51]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -2850,7 +3124,7 @@ func (x *EnvVar) String() string {
 func (*EnvVar) ProtoMessage() {}
 
 func (x *EnvVar) ProtoReflect() protoreflect.Message {
-	mi := &file_guest_v1_guest_proto_msgTypes[47]
+	mi := &file_guest_v1_guest_proto_msgTypes[51]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -2863,7 +3137,7 @@ func (x *EnvVar) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use EnvVar.ProtoReflect.Descriptor instead.
 func (*EnvVar) Descriptor() ([]byte, []int) {
-	return file_guest_v1_guest_proto_rawDescGZIP(), []int{47}
+	return file_guest_v1_guest_proto_rawDescGZIP(), []int{51}
 }
 
 func (x *EnvVar) GetName() string {
@@ -2890,7 +3164,7 @@ type WindowSize struct {
 
 func (x *WindowSize) Reset() {
 	*x = WindowSize{}
-	mi := &file_guest_v1_guest_proto_msgTypes[48]
+	mi := &file_guest_v1_guest_proto_msgTypes[52]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -2902,7 +3176,7 @@ func (x *WindowSize) String() string {
 func (*WindowSize) ProtoMessage() {}
 
 func (x *WindowSize) ProtoReflect() protoreflect.Message {
-	mi := &file_guest_v1_guest_proto_msgTypes[48]
+	mi := &file_guest_v1_guest_proto_msgTypes[52]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -2915,7 +3189,7 @@ func (x *WindowSize) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use WindowSize.ProtoReflect.Descriptor instead.
 func (*WindowSize) Descriptor() ([]byte, []int) {
-	return file_guest_v1_guest_proto_rawDescGZIP(), []int{48}
+	return file_guest_v1_guest_proto_rawDescGZIP(), []int{52}
 }
 
 func (x *WindowSize) GetRows() uint32 {
@@ -2949,7 +3223,7 @@ type ExecStart struct {
 
 func (x *ExecStart) Reset() {
 	*x = ExecStart{}
-	mi := &file_guest_v1_guest_proto_msgTypes[49]
+	mi := &file_guest_v1_guest_proto_msgTypes[53]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -2961,7 +3235,7 @@ func (x *ExecStart) String() string {
 func (*ExecStart) ProtoMessage() {}
 
 func (x *ExecStart) ProtoReflect() protoreflect.Message {
-	mi := &file_guest_v1_guest_proto_msgTypes[49]
+	mi := &file_guest_v1_guest_proto_msgTypes[53]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -2974,7 +3248,7 @@ func (x *ExecStart) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use ExecStart.ProtoReflect.Descriptor instead.
 func (*ExecStart) Descriptor() ([]byte, []int) {
-	return file_guest_v1_guest_proto_rawDescGZIP(), []int{49}
+	return file_guest_v1_guest_proto_rawDescGZIP(), []int{53}
 }
 
 func (x *ExecStart) GetCommand() []string {
@@ -3056,7 +3330,7 @@ type ExecInput struct {
 
 func (x *ExecInput) Reset() {
 	*x = ExecInput{}
-	mi := &file_guest_v1_guest_proto_msgTypes[50]
+	mi := &file_guest_v1_guest_proto_msgTypes[54]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -3068,7 +3342,7 @@ func (x *ExecInput) String() string {
 func (*ExecInput) ProtoMessage() {}
 
 func (x *ExecInput) ProtoReflect() protoreflect.Message {
-	mi := &file_guest_v1_guest_proto_msgTypes[50]
+	mi := &file_guest_v1_guest_proto_msgTypes[54]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -3081,7 +3355,7 @@ func (x *ExecInput) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use ExecInput.ProtoReflect.Descriptor instead.
 func (*ExecInput) Descriptor() ([]byte, []int) {
-	return file_guest_v1_guest_proto_rawDescGZIP(), []int{50}
+	return file_guest_v1_guest_proto_rawDescGZIP(), []int{54}
 }
 
 func (x *ExecInput) GetInput() isExecInput_Input {
@@ -3185,7 +3459,7 @@ type ExecOutput struct {
 
 func (x *ExecOutput) Reset() {
 	*x = ExecOutput{}
-	mi := &file_guest_v1_guest_proto_msgTypes[51]
+	mi := &file_guest_v1_guest_proto_msgTypes[55]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -3197,7 +3471,7 @@ func (x *ExecOutput) String() string {
 func (*ExecOutput) ProtoMessage() {}
 
 func (x *ExecOutput) ProtoReflect() protoreflect.Message {
-	mi := &file_guest_v1_guest_proto_msgTypes[51]
+	mi := &file_guest_v1_guest_proto_msgTypes[55]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -3210,7 +3484,7 @@ func (x *ExecOutput) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use ExecOutput.ProtoReflect.Descriptor instead.
 func (*ExecOutput) Descriptor() ([]byte, []int) {
-	return file_guest_v1_guest_proto_rawDescGZIP(), []int{51}
+	return file_guest_v1_guest_proto_rawDescGZIP(), []int{55}
 }
 
 func (x *ExecOutput) GetOutput() isExecOutput_Output {
@@ -3297,7 +3571,7 @@ type LogsRequest struct {
 
 func (x *LogsRequest) Reset() {
 	*x = LogsRequest{}
-	mi := &file_guest_v1_guest_proto_msgTypes[52]
+	mi := &file_guest_v1_guest_proto_msgTypes[56]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -3309,7 +3583,7 @@ func (x *LogsRequest) String() string {
 func (*LogsRequest) ProtoMessage() {}
 
 func (x *LogsRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_guest_v1_guest_proto_msgTypes[52]
+	mi := &file_guest_v1_guest_proto_msgTypes[56]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -3322,7 +3596,7 @@ func (x *LogsRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use LogsRequest.ProtoReflect.Descriptor instead.
 func (*LogsRequest) Descriptor() ([]byte, []int) {
-	return file_guest_v1_guest_proto_rawDescGZIP(), []int{52}
+	return file_guest_v1_guest_proto_rawDescGZIP(), []int{56}
 }
 
 func (x *LogsRequest) GetAfter() uint64 {
@@ -3359,7 +3633,7 @@ type LogEntry struct {
 
 func (x *LogEntry) Reset() {
 	*x = LogEntry{}
-	mi := &file_guest_v1_guest_proto_msgTypes[53]
+	mi := &file_guest_v1_guest_proto_msgTypes[57]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -3371,7 +3645,7 @@ func (x *LogEntry) String() string {
 func (*LogEntry) ProtoMessage() {}
 
 func (x *LogEntry) ProtoReflect() protoreflect.Message {
-	mi := &file_guest_v1_guest_proto_msgTypes[53]
+	mi := &file_guest_v1_guest_proto_msgTypes[57]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -3384,7 +3658,7 @@ func (x *LogEntry) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use LogEntry.ProtoReflect.Descriptor instead.
 func (*LogEntry) Descriptor() ([]byte, []int) {
-	return file_guest_v1_guest_proto_rawDescGZIP(), []int{53}
+	return file_guest_v1_guest_proto_rawDescGZIP(), []int{57}
 }
 
 func (x *LogEntry) GetSeq() uint64 {
@@ -3430,7 +3704,7 @@ type WaitRequest struct {
 
 func (x *WaitRequest) Reset() {
 	*x = WaitRequest{}
-	mi := &file_guest_v1_guest_proto_msgTypes[54]
+	mi := &file_guest_v1_guest_proto_msgTypes[58]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -3442,7 +3716,7 @@ func (x *WaitRequest) String() string {
 func (*WaitRequest) ProtoMessage() {}
 
 func (x *WaitRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_guest_v1_guest_proto_msgTypes[54]
+	mi := &file_guest_v1_guest_proto_msgTypes[58]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -3455,7 +3729,7 @@ func (x *WaitRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use WaitRequest.ProtoReflect.Descriptor instead.
 func (*WaitRequest) Descriptor() ([]byte, []int) {
-	return file_guest_v1_guest_proto_rawDescGZIP(), []int{54}
+	return file_guest_v1_guest_proto_rawDescGZIP(), []int{58}
 }
 
 type WaitReply struct {
@@ -3469,7 +3743,7 @@ type WaitReply struct {
 
 func (x *WaitReply) Reset() {
 	*x = WaitReply{}
-	mi := &file_guest_v1_guest_proto_msgTypes[55]
+	mi := &file_guest_v1_guest_proto_msgTypes[59]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -3481,7 +3755,7 @@ func (x *WaitReply) String() string {
 func (*WaitReply) ProtoMessage() {}
 
 func (x *WaitReply) ProtoReflect() protoreflect.Message {
-	mi := &file_guest_v1_guest_proto_msgTypes[55]
+	mi := &file_guest_v1_guest_proto_msgTypes[59]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -3494,7 +3768,7 @@ func (x *WaitReply) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use WaitReply.ProtoReflect.Descriptor instead.
 func (*WaitReply) Descriptor() ([]byte, []int) {
-	return file_guest_v1_guest_proto_rawDescGZIP(), []int{55}
+	return file_guest_v1_guest_proto_rawDescGZIP(), []int{59}
 }
 
 func (x *WaitReply) GetCode() int32 {
@@ -3526,7 +3800,7 @@ type AckExitRequest struct {
 
 func (x *AckExitRequest) Reset() {
 	*x = AckExitRequest{}
-	mi := &file_guest_v1_guest_proto_msgTypes[56]
+	mi := &file_guest_v1_guest_proto_msgTypes[60]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -3538,7 +3812,7 @@ func (x *AckExitRequest) String() string {
 func (*AckExitRequest) ProtoMessage() {}
 
 func (x *AckExitRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_guest_v1_guest_proto_msgTypes[56]
+	mi := &file_guest_v1_guest_proto_msgTypes[60]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -3551,7 +3825,7 @@ func (x *AckExitRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use AckExitRequest.ProtoReflect.Descriptor instead.
 func (*AckExitRequest) Descriptor() ([]byte, []int) {
-	return file_guest_v1_guest_proto_rawDescGZIP(), []int{56}
+	return file_guest_v1_guest_proto_rawDescGZIP(), []int{60}
 }
 
 type AckExitReply struct {
@@ -3562,7 +3836,7 @@ type AckExitReply struct {
 
 func (x *AckExitReply) Reset() {
 	*x = AckExitReply{}
-	mi := &file_guest_v1_guest_proto_msgTypes[57]
+	mi := &file_guest_v1_guest_proto_msgTypes[61]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -3574,7 +3848,7 @@ func (x *AckExitReply) String() string {
 func (*AckExitReply) ProtoMessage() {}
 
 func (x *AckExitReply) ProtoReflect() protoreflect.Message {
-	mi := &file_guest_v1_guest_proto_msgTypes[57]
+	mi := &file_guest_v1_guest_proto_msgTypes[61]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -3587,7 +3861,7 @@ func (x *AckExitReply) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use AckExitReply.ProtoReflect.Descriptor instead.
 func (*AckExitReply) Descriptor() ([]byte, []int) {
-	return file_guest_v1_guest_proto_rawDescGZIP(), []int{57}
+	return file_guest_v1_guest_proto_rawDescGZIP(), []int{61}
 }
 
 type PoweroffRequest struct {
@@ -3599,7 +3873,7 @@ type PoweroffRequest struct {
 
 func (x *PoweroffRequest) Reset() {
 	*x = PoweroffRequest{}
-	mi := &file_guest_v1_guest_proto_msgTypes[58]
+	mi := &file_guest_v1_guest_proto_msgTypes[62]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -3611,7 +3885,7 @@ func (x *PoweroffRequest) String() string {
 func (*PoweroffRequest) ProtoMessage() {}
 
 func (x *PoweroffRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_guest_v1_guest_proto_msgTypes[58]
+	mi := &file_guest_v1_guest_proto_msgTypes[62]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -3624,7 +3898,7 @@ func (x *PoweroffRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use PoweroffRequest.ProtoReflect.Descriptor instead.
 func (*PoweroffRequest) Descriptor() ([]byte, []int) {
-	return file_guest_v1_guest_proto_rawDescGZIP(), []int{58}
+	return file_guest_v1_guest_proto_rawDescGZIP(), []int{62}
 }
 
 func (x *PoweroffRequest) GetGraceMs() int64 {
@@ -3642,7 +3916,7 @@ type PoweroffReply struct {
 
 func (x *PoweroffReply) Reset() {
 	*x = PoweroffReply{}
-	mi := &file_guest_v1_guest_proto_msgTypes[59]
+	mi := &file_guest_v1_guest_proto_msgTypes[63]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -3654,7 +3928,7 @@ func (x *PoweroffReply) String() string {
 func (*PoweroffReply) ProtoMessage() {}
 
 func (x *PoweroffReply) ProtoReflect() protoreflect.Message {
-	mi := &file_guest_v1_guest_proto_msgTypes[59]
+	mi := &file_guest_v1_guest_proto_msgTypes[63]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -3667,7 +3941,7 @@ func (x *PoweroffReply) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use PoweroffReply.ProtoReflect.Descriptor instead.
 func (*PoweroffReply) Descriptor() ([]byte, []int) {
-	return file_guest_v1_guest_proto_rawDescGZIP(), []int{59}
+	return file_guest_v1_guest_proto_rawDescGZIP(), []int{63}
 }
 
 type StatsRequest struct {
@@ -3678,7 +3952,7 @@ type StatsRequest struct {
 
 func (x *StatsRequest) Reset() {
 	*x = StatsRequest{}
-	mi := &file_guest_v1_guest_proto_msgTypes[60]
+	mi := &file_guest_v1_guest_proto_msgTypes[64]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -3690,7 +3964,7 @@ func (x *StatsRequest) String() string {
 func (*StatsRequest) ProtoMessage() {}
 
 func (x *StatsRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_guest_v1_guest_proto_msgTypes[60]
+	mi := &file_guest_v1_guest_proto_msgTypes[64]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -3703,7 +3977,7 @@ func (x *StatsRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use StatsRequest.ProtoReflect.Descriptor instead.
 func (*StatsRequest) Descriptor() ([]byte, []int) {
-	return file_guest_v1_guest_proto_rawDescGZIP(), []int{60}
+	return file_guest_v1_guest_proto_rawDescGZIP(), []int{64}
 }
 
 type StatsReply struct {
@@ -3719,13 +3993,14 @@ type StatsReply struct {
 	NetworkTxBytes int64                  `protobuf:"varint,9,opt,name=network_tx_bytes,json=networkTxBytes,proto3" json:"network_tx_bytes,omitempty"`
 	Containers     []*ContainerStats      `protobuf:"bytes,10,rep,name=containers,proto3" json:"containers,omitempty"` // those that have ended too
 	Volumes        []*VolumeStats         `protobuf:"bytes,11,rep,name=volumes,proto3" json:"volumes,omitempty"`       // disks of the volume store that are mounted
+	Pressure       *Pressure              `protobuf:"bytes,12,opt,name=pressure,proto3" json:"pressure,omitempty"`     // of the whole guest
 	unknownFields  protoimpl.UnknownFields
 	sizeCache      protoimpl.SizeCache
 }
 
 func (x *StatsReply) Reset() {
 	*x = StatsReply{}
-	mi := &file_guest_v1_guest_proto_msgTypes[61]
+	mi := &file_guest_v1_guest_proto_msgTypes[65]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -3737,7 +4012,7 @@ func (x *StatsReply) String() string {
 func (*StatsReply) ProtoMessage() {}
 
 func (x *StatsReply) ProtoReflect() protoreflect.Message {
-	mi := &file_guest_v1_guest_proto_msgTypes[61]
+	mi := &file_guest_v1_guest_proto_msgTypes[65]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -3750,7 +4025,7 @@ func (x *StatsReply) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use StatsReply.ProtoReflect.Descriptor instead.
 func (*StatsReply) Descriptor() ([]byte, []int) {
-	return file_guest_v1_guest_proto_rawDescGZIP(), []int{61}
+	return file_guest_v1_guest_proto_rawDescGZIP(), []int{65}
 }
 
 func (x *StatsReply) GetCpuSeconds() float64 {
@@ -3830,6 +4105,13 @@ func (x *StatsReply) GetVolumes() []*VolumeStats {
 	return nil
 }
 
+func (x *StatsReply) GetPressure() *Pressure {
+	if x != nil {
+		return x.Pressure
+	}
+	return nil
+}
+
 // VolumeStats is what the mounted file system of one volume has, in bytes and inodes.
 type VolumeStats struct {
 	state         protoimpl.MessageState `protogen:"open.v1"`
@@ -3845,7 +4127,7 @@ type VolumeStats struct {
 
 func (x *VolumeStats) Reset() {
 	*x = VolumeStats{}
-	mi := &file_guest_v1_guest_proto_msgTypes[62]
+	mi := &file_guest_v1_guest_proto_msgTypes[66]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -3857,7 +4139,7 @@ func (x *VolumeStats) String() string {
 func (*VolumeStats) ProtoMessage() {}
 
 func (x *VolumeStats) ProtoReflect() protoreflect.Message {
-	mi := &file_guest_v1_guest_proto_msgTypes[62]
+	mi := &file_guest_v1_guest_proto_msgTypes[66]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -3870,7 +4152,7 @@ func (x *VolumeStats) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use VolumeStats.ProtoReflect.Descriptor instead.
 func (*VolumeStats) Descriptor() ([]byte, []int) {
-	return file_guest_v1_guest_proto_rawDescGZIP(), []int{62}
+	return file_guest_v1_guest_proto_rawDescGZIP(), []int{66}
 }
 
 func (x *VolumeStats) GetName() string {
@@ -3919,15 +4201,21 @@ func (x *VolumeStats) GetInodesFree() int64 {
 type ContainerStats struct {
 	state         protoimpl.MessageState `protogen:"open.v1"`
 	Name          string                 `protobuf:"bytes,1,opt,name=name,proto3" json:"name,omitempty"`
-	CpuSeconds    float64                `protobuf:"fixed64,2,opt,name=cpu_seconds,json=cpuSeconds,proto3" json:"cpu_seconds,omitempty"` // of all its runs since the guest booted
-	Memory        int64                  `protobuf:"varint,3,opt,name=memory,proto3" json:"memory,omitempty"`                            // bytes: without file pages that are not in use
+	CpuSeconds    float64                `protobuf:"fixed64,2,opt,name=cpu_seconds,json=cpuSeconds,proto3" json:"cpu_seconds,omitempty"`   // of all its runs since the guest booted
+	Memory        int64                  `protobuf:"varint,3,opt,name=memory,proto3" json:"memory,omitempty"`                              // bytes: without file pages that are not in use
+	MemoryTotal   int64                  `protobuf:"varint,4,opt,name=memory_total,json=memoryTotal,proto3" json:"memory_total,omitempty"` // bytes: with all file pages
+	Anonymous     int64                  `protobuf:"varint,5,opt,name=anonymous,proto3" json:"anonymous,omitempty"`                        // bytes of anonymous memory
+	PageFaults    int64                  `protobuf:"varint,6,opt,name=page_faults,json=pageFaults,proto3" json:"page_faults,omitempty"`
+	MajorFaults   int64                  `protobuf:"varint,7,opt,name=major_faults,json=majorFaults,proto3" json:"major_faults,omitempty"` // those that waited for a disk
+	Written       *DiskUse               `protobuf:"bytes,8,opt,name=written,proto3" json:"written,omitempty"`                             // absent until the guest has counted it
+	Pressure      *Pressure              `protobuf:"bytes,9,opt,name=pressure,proto3" json:"pressure,omitempty"`
 	unknownFields protoimpl.UnknownFields
 	sizeCache     protoimpl.SizeCache
 }
 
 func (x *ContainerStats) Reset() {
 	*x = ContainerStats{}
-	mi := &file_guest_v1_guest_proto_msgTypes[63]
+	mi := &file_guest_v1_guest_proto_msgTypes[67]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -3939,7 +4227,7 @@ func (x *ContainerStats) String() string {
 func (*ContainerStats) ProtoMessage() {}
 
 func (x *ContainerStats) ProtoReflect() protoreflect.Message {
-	mi := &file_guest_v1_guest_proto_msgTypes[63]
+	mi := &file_guest_v1_guest_proto_msgTypes[67]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -3952,7 +4240,7 @@ func (x *ContainerStats) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use ContainerStats.ProtoReflect.Descriptor instead.
 func (*ContainerStats) Descriptor() ([]byte, []int) {
-	return file_guest_v1_guest_proto_rawDescGZIP(), []int{63}
+	return file_guest_v1_guest_proto_rawDescGZIP(), []int{67}
 }
 
 func (x *ContainerStats) GetName() string {
@@ -3976,6 +4264,283 @@ func (x *ContainerStats) GetMemory() int64 {
 	return 0
 }
 
+func (x *ContainerStats) GetMemoryTotal() int64 {
+	if x != nil {
+		return x.MemoryTotal
+	}
+	return 0
+}
+
+func (x *ContainerStats) GetAnonymous() int64 {
+	if x != nil {
+		return x.Anonymous
+	}
+	return 0
+}
+
+func (x *ContainerStats) GetPageFaults() int64 {
+	if x != nil {
+		return x.PageFaults
+	}
+	return 0
+}
+
+func (x *ContainerStats) GetMajorFaults() int64 {
+	if x != nil {
+		return x.MajorFaults
+	}
+	return 0
+}
+
+func (x *ContainerStats) GetWritten() *DiskUse {
+	if x != nil {
+		return x.Written
+	}
+	return nil
+}
+
+func (x *ContainerStats) GetPressure() *Pressure {
+	if x != nil {
+		return x.Pressure
+	}
+	return nil
+}
+
+// DiskUse is what a container has written to its disk.
+type DiskUse struct {
+	state         protoimpl.MessageState `protogen:"open.v1"`
+	Bytes         int64                  `protobuf:"varint,1,opt,name=bytes,proto3" json:"bytes,omitempty"`
+	Inodes        int64                  `protobuf:"varint,2,opt,name=inodes,proto3" json:"inodes,omitempty"`
+	unknownFields protoimpl.UnknownFields
+	sizeCache     protoimpl.SizeCache
+}
+
+func (x *DiskUse) Reset() {
+	*x = DiskUse{}
+	mi := &file_guest_v1_guest_proto_msgTypes[68]
+	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+	ms.StoreMessageInfo(mi)
+}
+
+func (x *DiskUse) String() string {
+	return protoimpl.X.MessageStringOf(x)
+}
+
+func (*DiskUse) ProtoMessage() {}
+
+func (x *DiskUse) ProtoReflect() protoreflect.Message {
+	mi := &file_guest_v1_guest_proto_msgTypes[68]
+	if x != nil {
+		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+		if ms.LoadMessageInfo() == nil {
+			ms.StoreMessageInfo(mi)
+		}
+		return ms
+	}
+	return mi.MessageOf(x)
+}
+
+// Deprecated: Use DiskUse.ProtoReflect.Descriptor instead.
+func (*DiskUse) Descriptor() ([]byte, []int) {
+	return file_guest_v1_guest_proto_rawDescGZIP(), []int{68}
+}
+
+func (x *DiskUse) GetBytes() int64 {
+	if x != nil {
+		return x.Bytes
+	}
+	return 0
+}
+
+func (x *DiskUse) GetInodes() int64 {
+	if x != nil {
+		return x.Inodes
+	}
+	return 0
+}
+
+// Pressure says how long programs have waited because a resource was short (pressure stall information of the kernel). What its kernel
+// does not tell is absent.
+type Pressure struct {
+	state         protoimpl.MessageState `protogen:"open.v1"`
+	Cpu           *Stall                 `protobuf:"bytes,1,opt,name=cpu,proto3" json:"cpu,omitempty"`
+	Memory        *Stall                 `protobuf:"bytes,2,opt,name=memory,proto3" json:"memory,omitempty"`
+	Io            *Stall                 `protobuf:"bytes,3,opt,name=io,proto3" json:"io,omitempty"`
+	unknownFields protoimpl.UnknownFields
+	sizeCache     protoimpl.SizeCache
+}
+
+func (x *Pressure) Reset() {
+	*x = Pressure{}
+	mi := &file_guest_v1_guest_proto_msgTypes[69]
+	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+	ms.StoreMessageInfo(mi)
+}
+
+func (x *Pressure) String() string {
+	return protoimpl.X.MessageStringOf(x)
+}
+
+func (*Pressure) ProtoMessage() {}
+
+func (x *Pressure) ProtoReflect() protoreflect.Message {
+	mi := &file_guest_v1_guest_proto_msgTypes[69]
+	if x != nil {
+		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+		if ms.LoadMessageInfo() == nil {
+			ms.StoreMessageInfo(mi)
+		}
+		return ms
+	}
+	return mi.MessageOf(x)
+}
+
+// Deprecated: Use Pressure.ProtoReflect.Descriptor instead.
+func (*Pressure) Descriptor() ([]byte, []int) {
+	return file_guest_v1_guest_proto_rawDescGZIP(), []int{69}
+}
+
+func (x *Pressure) GetCpu() *Stall {
+	if x != nil {
+		return x.Cpu
+	}
+	return nil
+}
+
+func (x *Pressure) GetMemory() *Stall {
+	if x != nil {
+		return x.Memory
+	}
+	return nil
+}
+
+func (x *Pressure) GetIo() *Stall {
+	if x != nil {
+		return x.Io
+	}
+	return nil
+}
+
+type Stall struct {
+	state         protoimpl.MessageState `protogen:"open.v1"`
+	Some          *Waits                 `protobuf:"bytes,1,opt,name=some,proto3" json:"some,omitempty"` // at least one program waited
+	Full          *Waits                 `protobuf:"bytes,2,opt,name=full,proto3" json:"full,omitempty"` // all did
+	unknownFields protoimpl.UnknownFields
+	sizeCache     protoimpl.SizeCache
+}
+
+func (x *Stall) Reset() {
+	*x = Stall{}
+	mi := &file_guest_v1_guest_proto_msgTypes[70]
+	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+	ms.StoreMessageInfo(mi)
+}
+
+func (x *Stall) String() string {
+	return protoimpl.X.MessageStringOf(x)
+}
+
+func (*Stall) ProtoMessage() {}
+
+func (x *Stall) ProtoReflect() protoreflect.Message {
+	mi := &file_guest_v1_guest_proto_msgTypes[70]
+	if x != nil {
+		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+		if ms.LoadMessageInfo() == nil {
+			ms.StoreMessageInfo(mi)
+		}
+		return ms
+	}
+	return mi.MessageOf(x)
+}
+
+// Deprecated: Use Stall.ProtoReflect.Descriptor instead.
+func (*Stall) Descriptor() ([]byte, []int) {
+	return file_guest_v1_guest_proto_rawDescGZIP(), []int{70}
+}
+
+func (x *Stall) GetSome() *Waits {
+	if x != nil {
+		return x.Some
+	}
+	return nil
+}
+
+func (x *Stall) GetFull() *Waits {
+	if x != nil {
+		return x.Full
+	}
+	return nil
+}
+
+type Waits struct {
+	state         protoimpl.MessageState `protogen:"open.v1"`
+	TotalNs       int64                  `protobuf:"varint,1,opt,name=total_ns,json=totalNs,proto3" json:"total_ns,omitempty"`
+	Avg10         float64                `protobuf:"fixed64,2,opt,name=avg10,proto3" json:"avg10,omitempty"` // percent of the last 10 seconds
+	Avg60         float64                `protobuf:"fixed64,3,opt,name=avg60,proto3" json:"avg60,omitempty"`
+	Avg300        float64                `protobuf:"fixed64,4,opt,name=avg300,proto3" json:"avg300,omitempty"`
+	unknownFields protoimpl.UnknownFields
+	sizeCache     protoimpl.SizeCache
+}
+
+func (x *Waits) Reset() {
+	*x = Waits{}
+	mi := &file_guest_v1_guest_proto_msgTypes[71]
+	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+	ms.StoreMessageInfo(mi)
+}
+
+func (x *Waits) String() string {
+	return protoimpl.X.MessageStringOf(x)
+}
+
+func (*Waits) ProtoMessage() {}
+
+func (x *Waits) ProtoReflect() protoreflect.Message {
+	mi := &file_guest_v1_guest_proto_msgTypes[71]
+	if x != nil {
+		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+		if ms.LoadMessageInfo() == nil {
+			ms.StoreMessageInfo(mi)
+		}
+		return ms
+	}
+	return mi.MessageOf(x)
+}
+
+// Deprecated: Use Waits.ProtoReflect.Descriptor instead.
+func (*Waits) Descriptor() ([]byte, []int) {
+	return file_guest_v1_guest_proto_rawDescGZIP(), []int{71}
+}
+
+func (x *Waits) GetTotalNs() int64 {
+	if x != nil {
+		return x.TotalNs
+	}
+	return 0
+}
+
+func (x *Waits) GetAvg10() float64 {
+	if x != nil {
+		return x.Avg10
+	}
+	return 0
+}
+
+func (x *Waits) GetAvg60() float64 {
+	if x != nil {
+		return x.Avg60
+	}
+	return 0
+}
+
+func (x *Waits) GetAvg300() float64 {
+	if x != nil {
+		return x.Avg300
+	}
+	return 0
+}
+
 type ResumedRequest struct {
 	state         protoimpl.MessageState `protogen:"open.v1"`
 	NowUnixNano   int64                  `protobuf:"varint,1,opt,name=now_unix_nano,json=nowUnixNano,proto3" json:"now_unix_nano,omitempty"`
@@ -3992,7 +4557,7 @@ type ResumedRequest struct {
 
 func (x *ResumedRequest) Reset() {
 	*x = ResumedRequest{}
-	mi := &file_guest_v1_guest_proto_msgTypes[64]
+	mi := &file_guest_v1_guest_proto_msgTypes[72]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -4004,7 +4569,7 @@ func (x *ResumedRequest) String() string {
 func (*ResumedRequest) ProtoMessage() {}
 
 func (x *ResumedRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_guest_v1_guest_proto_msgTypes[64]
+	mi := &file_guest_v1_guest_proto_msgTypes[72]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -4017,7 +4582,7 @@ func (x *ResumedRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use ResumedRequest.ProtoReflect.Descriptor instead.
 func (*ResumedRequest) Descriptor() ([]byte, []int) {
-	return file_guest_v1_guest_proto_rawDescGZIP(), []int{64}
+	return file_guest_v1_guest_proto_rawDescGZIP(), []int{72}
 }
 
 func (x *ResumedRequest) GetNowUnixNano() int64 {
@@ -4087,7 +4652,7 @@ type CloneIdentity struct {
 
 func (x *CloneIdentity) Reset() {
 	*x = CloneIdentity{}
-	mi := &file_guest_v1_guest_proto_msgTypes[65]
+	mi := &file_guest_v1_guest_proto_msgTypes[73]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -4099,7 +4664,7 @@ func (x *CloneIdentity) String() string {
 func (*CloneIdentity) ProtoMessage() {}
 
 func (x *CloneIdentity) ProtoReflect() protoreflect.Message {
-	mi := &file_guest_v1_guest_proto_msgTypes[65]
+	mi := &file_guest_v1_guest_proto_msgTypes[73]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -4112,7 +4677,7 @@ func (x *CloneIdentity) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use CloneIdentity.ProtoReflect.Descriptor instead.
 func (*CloneIdentity) Descriptor() ([]byte, []int) {
-	return file_guest_v1_guest_proto_rawDescGZIP(), []int{65}
+	return file_guest_v1_guest_proto_rawDescGZIP(), []int{73}
 }
 
 func (x *CloneIdentity) GetMacs() []string {
@@ -4146,7 +4711,7 @@ type ResumedReply struct {
 
 func (x *ResumedReply) Reset() {
 	*x = ResumedReply{}
-	mi := &file_guest_v1_guest_proto_msgTypes[66]
+	mi := &file_guest_v1_guest_proto_msgTypes[74]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -4158,7 +4723,7 @@ func (x *ResumedReply) String() string {
 func (*ResumedReply) ProtoMessage() {}
 
 func (x *ResumedReply) ProtoReflect() protoreflect.Message {
-	mi := &file_guest_v1_guest_proto_msgTypes[66]
+	mi := &file_guest_v1_guest_proto_msgTypes[74]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -4171,7 +4736,7 @@ func (x *ResumedReply) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use ResumedReply.ProtoReflect.Descriptor instead.
 func (*ResumedReply) Descriptor() ([]byte, []int) {
-	return file_guest_v1_guest_proto_rawDescGZIP(), []int{66}
+	return file_guest_v1_guest_proto_rawDescGZIP(), []int{74}
 }
 
 func (x *ResumedReply) GetLogSeq() uint64 {
@@ -4200,7 +4765,7 @@ type LogPlace struct {
 
 func (x *LogPlace) Reset() {
 	*x = LogPlace{}
-	mi := &file_guest_v1_guest_proto_msgTypes[67]
+	mi := &file_guest_v1_guest_proto_msgTypes[75]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -4212,7 +4777,7 @@ func (x *LogPlace) String() string {
 func (*LogPlace) ProtoMessage() {}
 
 func (x *LogPlace) ProtoReflect() protoreflect.Message {
-	mi := &file_guest_v1_guest_proto_msgTypes[67]
+	mi := &file_guest_v1_guest_proto_msgTypes[75]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -4225,7 +4790,7 @@ func (x *LogPlace) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use LogPlace.ProtoReflect.Descriptor instead.
 func (*LogPlace) Descriptor() ([]byte, []int) {
-	return file_guest_v1_guest_proto_rawDescGZIP(), []int{67}
+	return file_guest_v1_guest_proto_rawDescGZIP(), []int{75}
 }
 
 func (x *LogPlace) GetRun() int32 {
@@ -4257,7 +4822,7 @@ type SettleRequest struct {
 
 func (x *SettleRequest) Reset() {
 	*x = SettleRequest{}
-	mi := &file_guest_v1_guest_proto_msgTypes[68]
+	mi := &file_guest_v1_guest_proto_msgTypes[76]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -4269,7 +4834,7 @@ func (x *SettleRequest) String() string {
 func (*SettleRequest) ProtoMessage() {}
 
 func (x *SettleRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_guest_v1_guest_proto_msgTypes[68]
+	mi := &file_guest_v1_guest_proto_msgTypes[76]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -4282,7 +4847,7 @@ func (x *SettleRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use SettleRequest.ProtoReflect.Descriptor instead.
 func (*SettleRequest) Descriptor() ([]byte, []int) {
-	return file_guest_v1_guest_proto_rawDescGZIP(), []int{68}
+	return file_guest_v1_guest_proto_rawDescGZIP(), []int{76}
 }
 
 type SettleReply struct {
@@ -4293,7 +4858,7 @@ type SettleReply struct {
 
 func (x *SettleReply) Reset() {
 	*x = SettleReply{}
-	mi := &file_guest_v1_guest_proto_msgTypes[69]
+	mi := &file_guest_v1_guest_proto_msgTypes[77]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -4305,7 +4870,7 @@ func (x *SettleReply) String() string {
 func (*SettleReply) ProtoMessage() {}
 
 func (x *SettleReply) ProtoReflect() protoreflect.Message {
-	mi := &file_guest_v1_guest_proto_msgTypes[69]
+	mi := &file_guest_v1_guest_proto_msgTypes[77]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -4318,7 +4883,7 @@ func (x *SettleReply) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use SettleReply.ProtoReflect.Descriptor instead.
 func (*SettleReply) Descriptor() ([]byte, []int) {
-	return file_guest_v1_guest_proto_rawDescGZIP(), []int{69}
+	return file_guest_v1_guest_proto_rawDescGZIP(), []int{77}
 }
 
 type SetClockRequest struct {
@@ -4330,7 +4895,7 @@ type SetClockRequest struct {
 
 func (x *SetClockRequest) Reset() {
 	*x = SetClockRequest{}
-	mi := &file_guest_v1_guest_proto_msgTypes[70]
+	mi := &file_guest_v1_guest_proto_msgTypes[78]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -4342,7 +4907,7 @@ func (x *SetClockRequest) String() string {
 func (*SetClockRequest) ProtoMessage() {}
 
 func (x *SetClockRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_guest_v1_guest_proto_msgTypes[70]
+	mi := &file_guest_v1_guest_proto_msgTypes[78]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -4355,7 +4920,7 @@ func (x *SetClockRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use SetClockRequest.ProtoReflect.Descriptor instead.
 func (*SetClockRequest) Descriptor() ([]byte, []int) {
-	return file_guest_v1_guest_proto_rawDescGZIP(), []int{70}
+	return file_guest_v1_guest_proto_rawDescGZIP(), []int{78}
 }
 
 func (x *SetClockRequest) GetNowUnixNano() int64 {
@@ -4373,7 +4938,7 @@ type SetClockReply struct {
 
 func (x *SetClockReply) Reset() {
 	*x = SetClockReply{}
-	mi := &file_guest_v1_guest_proto_msgTypes[71]
+	mi := &file_guest_v1_guest_proto_msgTypes[79]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -4385,7 +4950,7 @@ func (x *SetClockReply) String() string {
 func (*SetClockReply) ProtoMessage() {}
 
 func (x *SetClockReply) ProtoReflect() protoreflect.Message {
-	mi := &file_guest_v1_guest_proto_msgTypes[71]
+	mi := &file_guest_v1_guest_proto_msgTypes[79]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -4398,7 +4963,7 @@ func (x *SetClockReply) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use SetClockReply.ProtoReflect.Descriptor instead.
 func (*SetClockReply) Descriptor() ([]byte, []int) {
-	return file_guest_v1_guest_proto_rawDescGZIP(), []int{71}
+	return file_guest_v1_guest_proto_rawDescGZIP(), []int{79}
 }
 
 type FreezeRequest struct {
@@ -4409,7 +4974,7 @@ type FreezeRequest struct {
 
 func (x *FreezeRequest) Reset() {
 	*x = FreezeRequest{}
-	mi := &file_guest_v1_guest_proto_msgTypes[72]
+	mi := &file_guest_v1_guest_proto_msgTypes[80]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -4421,7 +4986,7 @@ func (x *FreezeRequest) String() string {
 func (*FreezeRequest) ProtoMessage() {}
 
 func (x *FreezeRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_guest_v1_guest_proto_msgTypes[72]
+	mi := &file_guest_v1_guest_proto_msgTypes[80]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -4434,7 +4999,7 @@ func (x *FreezeRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use FreezeRequest.ProtoReflect.Descriptor instead.
 func (*FreezeRequest) Descriptor() ([]byte, []int) {
-	return file_guest_v1_guest_proto_rawDescGZIP(), []int{72}
+	return file_guest_v1_guest_proto_rawDescGZIP(), []int{80}
 }
 
 type FreezeReply struct {
@@ -4446,7 +5011,7 @@ type FreezeReply struct {
 
 func (x *FreezeReply) Reset() {
 	*x = FreezeReply{}
-	mi := &file_guest_v1_guest_proto_msgTypes[73]
+	mi := &file_guest_v1_guest_proto_msgTypes[81]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -4458,7 +5023,7 @@ func (x *FreezeReply) String() string {
 func (*FreezeReply) ProtoMessage() {}
 
 func (x *FreezeReply) ProtoReflect() protoreflect.Message {
-	mi := &file_guest_v1_guest_proto_msgTypes[73]
+	mi := &file_guest_v1_guest_proto_msgTypes[81]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -4471,7 +5036,7 @@ func (x *FreezeReply) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use FreezeReply.ProtoReflect.Descriptor instead.
 func (*FreezeReply) Descriptor() ([]byte, []int) {
-	return file_guest_v1_guest_proto_rawDescGZIP(), []int{73}
+	return file_guest_v1_guest_proto_rawDescGZIP(), []int{81}
 }
 
 func (x *FreezeReply) GetCount() int32 {
@@ -4489,7 +5054,7 @@ type ThawRequest struct {
 
 func (x *ThawRequest) Reset() {
 	*x = ThawRequest{}
-	mi := &file_guest_v1_guest_proto_msgTypes[74]
+	mi := &file_guest_v1_guest_proto_msgTypes[82]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -4501,7 +5066,7 @@ func (x *ThawRequest) String() string {
 func (*ThawRequest) ProtoMessage() {}
 
 func (x *ThawRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_guest_v1_guest_proto_msgTypes[74]
+	mi := &file_guest_v1_guest_proto_msgTypes[82]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -4514,7 +5079,7 @@ func (x *ThawRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use ThawRequest.ProtoReflect.Descriptor instead.
 func (*ThawRequest) Descriptor() ([]byte, []int) {
-	return file_guest_v1_guest_proto_rawDescGZIP(), []int{74}
+	return file_guest_v1_guest_proto_rawDescGZIP(), []int{82}
 }
 
 type ThawReply struct {
@@ -4526,7 +5091,7 @@ type ThawReply struct {
 
 func (x *ThawReply) Reset() {
 	*x = ThawReply{}
-	mi := &file_guest_v1_guest_proto_msgTypes[75]
+	mi := &file_guest_v1_guest_proto_msgTypes[83]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -4538,7 +5103,7 @@ func (x *ThawReply) String() string {
 func (*ThawReply) ProtoMessage() {}
 
 func (x *ThawReply) ProtoReflect() protoreflect.Message {
-	mi := &file_guest_v1_guest_proto_msgTypes[75]
+	mi := &file_guest_v1_guest_proto_msgTypes[83]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -4551,7 +5116,7 @@ func (x *ThawReply) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use ThawReply.ProtoReflect.Descriptor instead.
 func (*ThawReply) Descriptor() ([]byte, []int) {
-	return file_guest_v1_guest_proto_rawDescGZIP(), []int{75}
+	return file_guest_v1_guest_proto_rawDescGZIP(), []int{83}
 }
 
 func (x *ThawReply) GetCount() int32 {
@@ -4589,7 +5154,7 @@ const file_guest_v1_guest_proto_rawDesc = "" +
 	"\bresolver\x18\n" +
 	" \x03(\tR\bresolver\x12\x18\n" +
 	"\asandbox\x18\f \x01(\bR\asandbox\x12\"\n" +
-	"\rnow_unix_nano\x18\v \x01(\x03R\vnowUnixNano\"\xef\x03\n" +
+	"\rnow_unix_nano\x18\v \x01(\x03R\vnowUnixNano\"\xa3\x04\n" +
 	"\tContainer\x12\x12\n" +
 	"\x04name\x18\x01 \x01(\tR\x04name\x12\x12\n" +
 	"\x04kind\x18\x02 \x01(\tR\x04kind\x122\n" +
@@ -4604,7 +5169,9 @@ const file_guest_v1_guest_proto_rawDesc = "" +
 	"\x04root\x18\b \x01(\bR\x04root\x128\n" +
 	"\tresources\x18< \x01(\v2\x1a.cocoon.guest.v1.ResourcesR\tresources\x122\n" +
 	"\arestart\x18\v \x01(\v2\x18.cocoon.guest.v1.RestartR\arestart\x12\x16\n" +
-	"\x06manual\x18\f \x01(\bR\x06manual\x121\n" +
+	"\x06manual\x18\f \x01(\bR\x06manual\x12\x19\n" +
+	"\bown_pids\x18\x0e \x01(\bR\aownPids\x12\x17\n" +
+	"\apids_of\x18\x0f \x01(\tR\x06pidsOf\x121\n" +
 	"\avolumes\x18\r \x03(\v2\x17.cocoon.guest.v1.VolumeR\avolumes\"U\n" +
 	"\aRestart\x12\x16\n" +
 	"\x06policy\x18\x01 \x01(\tR\x06policy\x122\n" +
@@ -4756,7 +5323,7 @@ const file_guest_v1_guest_proto_rawDesc = "" +
 	"\x04path\x18\x03 \x01(\tR\x04path\x12\x10\n" +
 	"\x03key\x18\x04 \x01(\tR\x03key\x12\x1a\n" +
 	"\boptional\x18\x05 \x01(\bR\boptional\x12\x16\n" +
-	"\x06absent\x18\x06 \x01(\tR\x06absent\"\xe8\x01\n" +
+	"\x06absent\x18\x06 \x01(\tR\x06absent\"\xa9\x02\n" +
 	"\bSecurity\x12\"\n" +
 	"\fcapabilities\x18\x01 \x03(\tR\fcapabilities\x12*\n" +
 	"\x11no_new_privileges\x18\x02 \x01(\bR\x0fnoNewPrivileges\x12\x16\n" +
@@ -4764,7 +5331,26 @@ const file_guest_v1_guest_proto_rawDesc = "" +
 	"\rstrict_groups\x18\x04 \x01(\bR\fstrictGroups\x12\x1a\n" +
 	"\bfiltered\x18\x05 \x01(\bR\bfiltered\x12\x16\n" +
 	"\x06masked\x18\x06 \x03(\tR\x06masked\x12\x1b\n" +
-	"\tread_only\x18\a \x03(\tR\breadOnly\"2\n" +
+	"\tread_only\x18\a \x03(\tR\breadOnly\x12?\n" +
+	"\fsystem_calls\x18\b \x01(\v2\x1c.cocoon.guest.v1.SystemCallsR\vsystemCalls\"u\n" +
+	"\vSystemCalls\x125\n" +
+	"\adefault\x18\x01 \x01(\v2\x1b.cocoon.guest.v1.CallActionR\adefault\x12/\n" +
+	"\x05rules\x18\x02 \x03(\v2\x19.cocoon.guest.v1.CallRuleR\x05rules\"0\n" +
+	"\n" +
+	"CallAction\x12\x0e\n" +
+	"\x02do\x18\x01 \x01(\tR\x02do\x12\x12\n" +
+	"\x04data\x18\x02 \x01(\x05R\x04data\"\xb1\x01\n" +
+	"\bCallRule\x12\x14\n" +
+	"\x05calls\x18\x01 \x03(\tR\x05calls\x123\n" +
+	"\x06action\x18\x02 \x01(\v2\x1b.cocoon.guest.v1.CallActionR\x06action\x12,\n" +
+	"\x04args\x18\x03 \x03(\v2\x18.cocoon.guest.v1.CallArgR\x04args\x12\x14\n" +
+	"\x05since\x18\x04 \x01(\tR\x05since\x12\x16\n" +
+	"\x06before\x18\x05 \x01(\tR\x06before\"Y\n" +
+	"\aCallArg\x12\x14\n" +
+	"\x05index\x18\x01 \x01(\x05R\x05index\x12\x0e\n" +
+	"\x02op\x18\x02 \x01(\tR\x02op\x12\x14\n" +
+	"\x05value\x18\x03 \x01(\x04R\x05value\x12\x12\n" +
+	"\x04mask\x18\x04 \x01(\x04R\x04mask\"2\n" +
 	"\x06Sysctl\x12\x12\n" +
 	"\x04name\x18\x01 \x01(\tR\x04name\x12\x14\n" +
 	"\x05value\x18\x02 \x01(\tR\x05value\"2\n" +
@@ -4819,7 +5405,7 @@ const file_guest_v1_guest_proto_rawDesc = "" +
 	"\x0fPoweroffRequest\x12\x19\n" +
 	"\bgrace_ms\x18\x01 \x01(\x03R\agraceMs\"\x0f\n" +
 	"\rPoweroffReply\"\x0e\n" +
-	"\fStatsRequest\"\xbe\x03\n" +
+	"\fStatsRequest\"\xf5\x03\n" +
 	"\n" +
 	"StatsReply\x12\x1f\n" +
 	"\vcpu_seconds\x18\x01 \x01(\x01R\n" +
@@ -4838,7 +5424,8 @@ const file_guest_v1_guest_proto_rawDesc = "" +
 	"containers\x18\n" +
 	" \x03(\v2\x1f.cocoon.guest.v1.ContainerStatsR\n" +
 	"containers\x126\n" +
-	"\avolumes\x18\v \x03(\v2\x1c.cocoon.guest.v1.VolumeStatsR\avolumes\"\xa0\x01\n" +
+	"\avolumes\x18\v \x03(\v2\x1c.cocoon.guest.v1.VolumeStatsR\avolumes\x125\n" +
+	"\bpressure\x18\f \x01(\v2\x19.cocoon.guest.v1.PressureR\bpressure\"\xa0\x01\n" +
 	"\vVolumeStats\x12\x12\n" +
 	"\x04name\x18\x01 \x01(\tR\x04name\x12\x12\n" +
 	"\x04size\x18\x02 \x01(\x03R\x04size\x12\x12\n" +
@@ -4846,12 +5433,34 @@ const file_guest_v1_guest_proto_rawDesc = "" +
 	"\tavailable\x18\x04 \x01(\x03R\tavailable\x12\x16\n" +
 	"\x06inodes\x18\x05 \x01(\x03R\x06inodes\x12\x1f\n" +
 	"\vinodes_free\x18\x06 \x01(\x03R\n" +
-	"inodesFree\"]\n" +
+	"inodesFree\"\xcd\x02\n" +
 	"\x0eContainerStats\x12\x12\n" +
 	"\x04name\x18\x01 \x01(\tR\x04name\x12\x1f\n" +
 	"\vcpu_seconds\x18\x02 \x01(\x01R\n" +
 	"cpuSeconds\x12\x16\n" +
-	"\x06memory\x18\x03 \x01(\x03R\x06memory\"\x96\x02\n" +
+	"\x06memory\x18\x03 \x01(\x03R\x06memory\x12!\n" +
+	"\fmemory_total\x18\x04 \x01(\x03R\vmemoryTotal\x12\x1c\n" +
+	"\tanonymous\x18\x05 \x01(\x03R\tanonymous\x12\x1f\n" +
+	"\vpage_faults\x18\x06 \x01(\x03R\n" +
+	"pageFaults\x12!\n" +
+	"\fmajor_faults\x18\a \x01(\x03R\vmajorFaults\x122\n" +
+	"\awritten\x18\b \x01(\v2\x18.cocoon.guest.v1.DiskUseR\awritten\x125\n" +
+	"\bpressure\x18\t \x01(\v2\x19.cocoon.guest.v1.PressureR\bpressure\"7\n" +
+	"\aDiskUse\x12\x14\n" +
+	"\x05bytes\x18\x01 \x01(\x03R\x05bytes\x12\x16\n" +
+	"\x06inodes\x18\x02 \x01(\x03R\x06inodes\"\x8c\x01\n" +
+	"\bPressure\x12(\n" +
+	"\x03cpu\x18\x01 \x01(\v2\x16.cocoon.guest.v1.StallR\x03cpu\x12.\n" +
+	"\x06memory\x18\x02 \x01(\v2\x16.cocoon.guest.v1.StallR\x06memory\x12&\n" +
+	"\x02io\x18\x03 \x01(\v2\x16.cocoon.guest.v1.StallR\x02io\"_\n" +
+	"\x05Stall\x12*\n" +
+	"\x04some\x18\x01 \x01(\v2\x16.cocoon.guest.v1.WaitsR\x04some\x12*\n" +
+	"\x04full\x18\x02 \x01(\v2\x16.cocoon.guest.v1.WaitsR\x04full\"f\n" +
+	"\x05Waits\x12\x19\n" +
+	"\btotal_ns\x18\x01 \x01(\x03R\atotalNs\x12\x14\n" +
+	"\x05avg10\x18\x02 \x01(\x01R\x05avg10\x12\x14\n" +
+	"\x05avg60\x18\x03 \x01(\x01R\x05avg60\x12\x16\n" +
+	"\x06avg300\x18\x04 \x01(\x01R\x06avg300\"\x96\x02\n" +
 	"\x0eResumedRequest\x12\"\n" +
 	"\rnow_unix_nano\x18\x01 \x01(\x03R\vnowUnixNano\x12\x18\n" +
 	"\aentropy\x18\x02 \x01(\fR\aentropy\x12\x1a\n" +
@@ -4930,7 +5539,7 @@ func file_guest_v1_guest_proto_rawDescGZIP() []byte {
 	return file_guest_v1_guest_proto_rawDescData
 }
 
-var file_guest_v1_guest_proto_msgTypes = make([]protoimpl.MessageInfo, 76)
+var file_guest_v1_guest_proto_msgTypes = make([]protoimpl.MessageInfo, 84)
 var file_guest_v1_guest_proto_goTypes = []any{
 	(*InfoRequest)(nil),             // 0: cocoon.guest.v1.InfoRequest
 	(*InfoReply)(nil),               // 1: cocoon.guest.v1.InfoReply
@@ -4978,36 +5587,44 @@ var file_guest_v1_guest_proto_goTypes = []any{
 	(*Process)(nil),                 // 43: cocoon.guest.v1.Process
 	(*FileKey)(nil),                 // 44: cocoon.guest.v1.FileKey
 	(*Security)(nil),                // 45: cocoon.guest.v1.Security
-	(*Sysctl)(nil),                  // 46: cocoon.guest.v1.Sysctl
-	(*EnvVar)(nil),                  // 47: cocoon.guest.v1.EnvVar
-	(*WindowSize)(nil),              // 48: cocoon.guest.v1.WindowSize
-	(*ExecStart)(nil),               // 49: cocoon.guest.v1.ExecStart
-	(*ExecInput)(nil),               // 50: cocoon.guest.v1.ExecInput
-	(*ExecOutput)(nil),              // 51: cocoon.guest.v1.ExecOutput
-	(*LogsRequest)(nil),             // 52: cocoon.guest.v1.LogsRequest
-	(*LogEntry)(nil),                // 53: cocoon.guest.v1.LogEntry
-	(*WaitRequest)(nil),             // 54: cocoon.guest.v1.WaitRequest
-	(*WaitReply)(nil),               // 55: cocoon.guest.v1.WaitReply
-	(*AckExitRequest)(nil),          // 56: cocoon.guest.v1.AckExitRequest
-	(*AckExitReply)(nil),            // 57: cocoon.guest.v1.AckExitReply
-	(*PoweroffRequest)(nil),         // 58: cocoon.guest.v1.PoweroffRequest
-	(*PoweroffReply)(nil),           // 59: cocoon.guest.v1.PoweroffReply
-	(*StatsRequest)(nil),            // 60: cocoon.guest.v1.StatsRequest
-	(*StatsReply)(nil),              // 61: cocoon.guest.v1.StatsReply
-	(*VolumeStats)(nil),             // 62: cocoon.guest.v1.VolumeStats
-	(*ContainerStats)(nil),          // 63: cocoon.guest.v1.ContainerStats
-	(*ResumedRequest)(nil),          // 64: cocoon.guest.v1.ResumedRequest
-	(*CloneIdentity)(nil),           // 65: cocoon.guest.v1.CloneIdentity
-	(*ResumedReply)(nil),            // 66: cocoon.guest.v1.ResumedReply
-	(*LogPlace)(nil),                // 67: cocoon.guest.v1.LogPlace
-	(*SettleRequest)(nil),           // 68: cocoon.guest.v1.SettleRequest
-	(*SettleReply)(nil),             // 69: cocoon.guest.v1.SettleReply
-	(*SetClockRequest)(nil),         // 70: cocoon.guest.v1.SetClockRequest
-	(*SetClockReply)(nil),           // 71: cocoon.guest.v1.SetClockReply
-	(*FreezeRequest)(nil),           // 72: cocoon.guest.v1.FreezeRequest
-	(*FreezeReply)(nil),             // 73: cocoon.guest.v1.FreezeReply
-	(*ThawRequest)(nil),             // 74: cocoon.guest.v1.ThawRequest
-	(*ThawReply)(nil),               // 75: cocoon.guest.v1.ThawReply
+	(*SystemCalls)(nil),             // 46: cocoon.guest.v1.SystemCalls
+	(*CallAction)(nil),              // 47: cocoon.guest.v1.CallAction
+	(*CallRule)(nil),                // 48: cocoon.guest.v1.CallRule
+	(*CallArg)(nil),                 // 49: cocoon.guest.v1.CallArg
+	(*Sysctl)(nil),                  // 50: cocoon.guest.v1.Sysctl
+	(*EnvVar)(nil),                  // 51: cocoon.guest.v1.EnvVar
+	(*WindowSize)(nil),              // 52: cocoon.guest.v1.WindowSize
+	(*ExecStart)(nil),               // 53: cocoon.guest.v1.ExecStart
+	(*ExecInput)(nil),               // 54: cocoon.guest.v1.ExecInput
+	(*ExecOutput)(nil),              // 55: cocoon.guest.v1.ExecOutput
+	(*LogsRequest)(nil),             // 56: cocoon.guest.v1.LogsRequest
+	(*LogEntry)(nil),                // 57: cocoon.guest.v1.LogEntry
+	(*WaitRequest)(nil),             // 58: cocoon.guest.v1.WaitRequest
+	(*WaitReply)(nil),               // 59: cocoon.guest.v1.WaitReply
+	(*AckExitRequest)(nil),          // 60: cocoon.guest.v1.AckExitRequest
+	(*AckExitReply)(nil),            // 61: cocoon.guest.v1.AckExitReply
+	(*PoweroffRequest)(nil),         // 62: cocoon.guest.v1.PoweroffRequest
+	(*PoweroffReply)(nil),           // 63: cocoon.guest.v1.PoweroffReply
+	(*StatsRequest)(nil),            // 64: cocoon.guest.v1.StatsRequest
+	(*StatsReply)(nil),              // 65: cocoon.guest.v1.StatsReply
+	(*VolumeStats)(nil),             // 66: cocoon.guest.v1.VolumeStats
+	(*ContainerStats)(nil),          // 67: cocoon.guest.v1.ContainerStats
+	(*DiskUse)(nil),                 // 68: cocoon.guest.v1.DiskUse
+	(*Pressure)(nil),                // 69: cocoon.guest.v1.Pressure
+	(*Stall)(nil),                   // 70: cocoon.guest.v1.Stall
+	(*Waits)(nil),                   // 71: cocoon.guest.v1.Waits
+	(*ResumedRequest)(nil),          // 72: cocoon.guest.v1.ResumedRequest
+	(*CloneIdentity)(nil),           // 73: cocoon.guest.v1.CloneIdentity
+	(*ResumedReply)(nil),            // 74: cocoon.guest.v1.ResumedReply
+	(*LogPlace)(nil),                // 75: cocoon.guest.v1.LogPlace
+	(*SettleRequest)(nil),           // 76: cocoon.guest.v1.SettleRequest
+	(*SettleReply)(nil),             // 77: cocoon.guest.v1.SettleReply
+	(*SetClockRequest)(nil),         // 78: cocoon.guest.v1.SetClockRequest
+	(*SetClockReply)(nil),           // 79: cocoon.guest.v1.SetClockReply
+	(*FreezeRequest)(nil),           // 80: cocoon.guest.v1.FreezeRequest
+	(*FreezeReply)(nil),             // 81: cocoon.guest.v1.FreezeReply
+	(*ThawRequest)(nil),             // 82: cocoon.guest.v1.ThawRequest
+	(*ThawReply)(nil),               // 83: cocoon.guest.v1.ThawReply
 }
 var file_guest_v1_guest_proto_depIdxs = []int32{
 	41, // 0: cocoon.guest.v1.SetupRequest.nics:type_name -> cocoon.guest.v1.NIC
@@ -5015,7 +5632,7 @@ var file_guest_v1_guest_proto_depIdxs = []int32{
 	30, // 2: cocoon.guest.v1.SetupRequest.volumes:type_name -> cocoon.guest.v1.Volume
 	32, // 3: cocoon.guest.v1.SetupRequest.mounts:type_name -> cocoon.guest.v1.Mount
 	3,  // 4: cocoon.guest.v1.SetupRequest.containers:type_name -> cocoon.guest.v1.Container
-	46, // 5: cocoon.guest.v1.SetupRequest.sysctls:type_name -> cocoon.guest.v1.Sysctl
+	50, // 5: cocoon.guest.v1.SetupRequest.sysctls:type_name -> cocoon.guest.v1.Sysctl
 	43, // 6: cocoon.guest.v1.Container.process:type_name -> cocoon.guest.v1.Process
 	32, // 7: cocoon.guest.v1.Container.mounts:type_name -> cocoon.guest.v1.Mount
 	6,  // 8: cocoon.guest.v1.Container.resources:type_name -> cocoon.guest.v1.Resources
@@ -5033,79 +5650,92 @@ var file_guest_v1_guest_proto_depIdxs = []int32{
 	31, // 20: cocoon.guest.v1.PutVolumeRequest.files:type_name -> cocoon.guest.v1.VolumeFile
 	30, // 21: cocoon.guest.v1.AttachVolumeRequest.volume:type_name -> cocoon.guest.v1.Volume
 	42, // 22: cocoon.guest.v1.NIC.routes:type_name -> cocoon.guest.v1.Route
-	47, // 23: cocoon.guest.v1.Process.env:type_name -> cocoon.guest.v1.EnvVar
+	51, // 23: cocoon.guest.v1.Process.env:type_name -> cocoon.guest.v1.EnvVar
 	45, // 24: cocoon.guest.v1.Process.security:type_name -> cocoon.guest.v1.Security
 	44, // 25: cocoon.guest.v1.Process.file_keys:type_name -> cocoon.guest.v1.FileKey
-	47, // 26: cocoon.guest.v1.ExecStart.env:type_name -> cocoon.guest.v1.EnvVar
-	48, // 27: cocoon.guest.v1.ExecStart.size:type_name -> cocoon.guest.v1.WindowSize
-	49, // 28: cocoon.guest.v1.ExecInput.start:type_name -> cocoon.guest.v1.ExecStart
-	48, // 29: cocoon.guest.v1.ExecInput.resize:type_name -> cocoon.guest.v1.WindowSize
-	63, // 30: cocoon.guest.v1.StatsReply.containers:type_name -> cocoon.guest.v1.ContainerStats
-	62, // 31: cocoon.guest.v1.StatsReply.volumes:type_name -> cocoon.guest.v1.VolumeStats
-	41, // 32: cocoon.guest.v1.ResumedRequest.nics:type_name -> cocoon.guest.v1.NIC
-	65, // 33: cocoon.guest.v1.ResumedRequest.clone:type_name -> cocoon.guest.v1.CloneIdentity
-	67, // 34: cocoon.guest.v1.ResumedReply.containers:type_name -> cocoon.guest.v1.LogPlace
-	0,  // 35: cocoon.guest.v1.Guest.Info:input_type -> cocoon.guest.v1.InfoRequest
-	33, // 36: cocoon.guest.v1.Guest.PutVolume:input_type -> cocoon.guest.v1.PutVolumeRequest
-	2,  // 37: cocoon.guest.v1.Guest.Setup:input_type -> cocoon.guest.v1.SetupRequest
-	50, // 38: cocoon.guest.v1.Guest.Exec:input_type -> cocoon.guest.v1.ExecInput
-	50, // 39: cocoon.guest.v1.Guest.Attach:input_type -> cocoon.guest.v1.ExecInput
-	50, // 40: cocoon.guest.v1.Guest.Forward:input_type -> cocoon.guest.v1.ExecInput
-	52, // 41: cocoon.guest.v1.Guest.Logs:input_type -> cocoon.guest.v1.LogsRequest
-	54, // 42: cocoon.guest.v1.Guest.Wait:input_type -> cocoon.guest.v1.WaitRequest
-	56, // 43: cocoon.guest.v1.Guest.AckExit:input_type -> cocoon.guest.v1.AckExitRequest
-	58, // 44: cocoon.guest.v1.Guest.Poweroff:input_type -> cocoon.guest.v1.PoweroffRequest
-	60, // 45: cocoon.guest.v1.Guest.Stats:input_type -> cocoon.guest.v1.StatsRequest
-	68, // 46: cocoon.guest.v1.Guest.Settle:input_type -> cocoon.guest.v1.SettleRequest
-	64, // 47: cocoon.guest.v1.Guest.Resumed:input_type -> cocoon.guest.v1.ResumedRequest
-	70, // 48: cocoon.guest.v1.Guest.SetClock:input_type -> cocoon.guest.v1.SetClockRequest
-	72, // 49: cocoon.guest.v1.Guest.Freeze:input_type -> cocoon.guest.v1.FreezeRequest
-	74, // 50: cocoon.guest.v1.Guest.Thaw:input_type -> cocoon.guest.v1.ThawRequest
-	7,  // 51: cocoon.guest.v1.Guest.Containers:input_type -> cocoon.guest.v1.ContainersRequest
-	11, // 52: cocoon.guest.v1.Guest.KillContainer:input_type -> cocoon.guest.v1.KillContainerRequest
-	13, // 53: cocoon.guest.v1.Guest.ReleaseContainer:input_type -> cocoon.guest.v1.ReleaseContainerRequest
-	15, // 54: cocoon.guest.v1.Guest.AddContainer:input_type -> cocoon.guest.v1.AddContainerRequest
-	17, // 55: cocoon.guest.v1.Guest.StartContainer:input_type -> cocoon.guest.v1.StartContainerRequest
-	19, // 56: cocoon.guest.v1.Guest.RemoveContainer:input_type -> cocoon.guest.v1.RemoveContainerRequest
-	21, // 57: cocoon.guest.v1.Guest.PauseContainers:input_type -> cocoon.guest.v1.PauseContainersRequest
-	23, // 58: cocoon.guest.v1.Guest.ResumeContainers:input_type -> cocoon.guest.v1.ResumeContainersRequest
-	25, // 59: cocoon.guest.v1.Guest.ResizeContainers:input_type -> cocoon.guest.v1.ResizeContainersRequest
-	35, // 60: cocoon.guest.v1.Guest.AttachVolume:input_type -> cocoon.guest.v1.AttachVolumeRequest
-	37, // 61: cocoon.guest.v1.Guest.DetachVolume:input_type -> cocoon.guest.v1.DetachVolumeRequest
-	39, // 62: cocoon.guest.v1.Guest.GrowVolume:input_type -> cocoon.guest.v1.GrowVolumeRequest
-	1,  // 63: cocoon.guest.v1.Guest.Info:output_type -> cocoon.guest.v1.InfoReply
-	34, // 64: cocoon.guest.v1.Guest.PutVolume:output_type -> cocoon.guest.v1.PutVolumeReply
-	29, // 65: cocoon.guest.v1.Guest.Setup:output_type -> cocoon.guest.v1.SetupReply
-	51, // 66: cocoon.guest.v1.Guest.Exec:output_type -> cocoon.guest.v1.ExecOutput
-	51, // 67: cocoon.guest.v1.Guest.Attach:output_type -> cocoon.guest.v1.ExecOutput
-	51, // 68: cocoon.guest.v1.Guest.Forward:output_type -> cocoon.guest.v1.ExecOutput
-	53, // 69: cocoon.guest.v1.Guest.Logs:output_type -> cocoon.guest.v1.LogEntry
-	55, // 70: cocoon.guest.v1.Guest.Wait:output_type -> cocoon.guest.v1.WaitReply
-	57, // 71: cocoon.guest.v1.Guest.AckExit:output_type -> cocoon.guest.v1.AckExitReply
-	59, // 72: cocoon.guest.v1.Guest.Poweroff:output_type -> cocoon.guest.v1.PoweroffReply
-	61, // 73: cocoon.guest.v1.Guest.Stats:output_type -> cocoon.guest.v1.StatsReply
-	69, // 74: cocoon.guest.v1.Guest.Settle:output_type -> cocoon.guest.v1.SettleReply
-	66, // 75: cocoon.guest.v1.Guest.Resumed:output_type -> cocoon.guest.v1.ResumedReply
-	71, // 76: cocoon.guest.v1.Guest.SetClock:output_type -> cocoon.guest.v1.SetClockReply
-	73, // 77: cocoon.guest.v1.Guest.Freeze:output_type -> cocoon.guest.v1.FreezeReply
-	75, // 78: cocoon.guest.v1.Guest.Thaw:output_type -> cocoon.guest.v1.ThawReply
-	8,  // 79: cocoon.guest.v1.Guest.Containers:output_type -> cocoon.guest.v1.ContainersReply
-	12, // 80: cocoon.guest.v1.Guest.KillContainer:output_type -> cocoon.guest.v1.KillContainerReply
-	14, // 81: cocoon.guest.v1.Guest.ReleaseContainer:output_type -> cocoon.guest.v1.ReleaseContainerReply
-	16, // 82: cocoon.guest.v1.Guest.AddContainer:output_type -> cocoon.guest.v1.AddContainerReply
-	18, // 83: cocoon.guest.v1.Guest.StartContainer:output_type -> cocoon.guest.v1.StartContainerReply
-	20, // 84: cocoon.guest.v1.Guest.RemoveContainer:output_type -> cocoon.guest.v1.RemoveContainerReply
-	22, // 85: cocoon.guest.v1.Guest.PauseContainers:output_type -> cocoon.guest.v1.PauseContainersReply
-	24, // 86: cocoon.guest.v1.Guest.ResumeContainers:output_type -> cocoon.guest.v1.ResumeContainersReply
-	27, // 87: cocoon.guest.v1.Guest.ResizeContainers:output_type -> cocoon.guest.v1.ResizeContainersReply
-	36, // 88: cocoon.guest.v1.Guest.AttachVolume:output_type -> cocoon.guest.v1.AttachVolumeReply
-	38, // 89: cocoon.guest.v1.Guest.DetachVolume:output_type -> cocoon.guest.v1.DetachVolumeReply
-	40, // 90: cocoon.guest.v1.Guest.GrowVolume:output_type -> cocoon.guest.v1.GrowVolumeReply
-	63, // [63:91] is the sub-list for method output_type
-	35, // [35:63] is the sub-list for method input_type
-	35, // [35:35] is the sub-list for extension type_name
-	35, // [35:35] is the sub-list for extension extendee
-	0,  // [0:35] is the sub-list for field type_name
+	46, // 26: cocoon.guest.v1.Security.system_calls:type_name -> cocoon.guest.v1.SystemCalls
+	47, // 27: cocoon.guest.v1.SystemCalls.default:type_name -> cocoon.guest.v1.CallAction
+	48, // 28: cocoon.guest.v1.SystemCalls.rules:type_name -> cocoon.guest.v1.CallRule
+	47, // 29: cocoon.guest.v1.CallRule.action:type_name -> cocoon.guest.v1.CallAction
+	49, // 30: cocoon.guest.v1.CallRule.args:type_name -> cocoon.guest.v1.CallArg
+	51, // 31: cocoon.guest.v1.ExecStart.env:type_name -> cocoon.guest.v1.EnvVar
+	52, // 32: cocoon.guest.v1.ExecStart.size:type_name -> cocoon.guest.v1.WindowSize
+	53, // 33: cocoon.guest.v1.ExecInput.start:type_name -> cocoon.guest.v1.ExecStart
+	52, // 34: cocoon.guest.v1.ExecInput.resize:type_name -> cocoon.guest.v1.WindowSize
+	67, // 35: cocoon.guest.v1.StatsReply.containers:type_name -> cocoon.guest.v1.ContainerStats
+	66, // 36: cocoon.guest.v1.StatsReply.volumes:type_name -> cocoon.guest.v1.VolumeStats
+	69, // 37: cocoon.guest.v1.StatsReply.pressure:type_name -> cocoon.guest.v1.Pressure
+	68, // 38: cocoon.guest.v1.ContainerStats.written:type_name -> cocoon.guest.v1.DiskUse
+	69, // 39: cocoon.guest.v1.ContainerStats.pressure:type_name -> cocoon.guest.v1.Pressure
+	70, // 40: cocoon.guest.v1.Pressure.cpu:type_name -> cocoon.guest.v1.Stall
+	70, // 41: cocoon.guest.v1.Pressure.memory:type_name -> cocoon.guest.v1.Stall
+	70, // 42: cocoon.guest.v1.Pressure.io:type_name -> cocoon.guest.v1.Stall
+	71, // 43: cocoon.guest.v1.Stall.some:type_name -> cocoon.guest.v1.Waits
+	71, // 44: cocoon.guest.v1.Stall.full:type_name -> cocoon.guest.v1.Waits
+	41, // 45: cocoon.guest.v1.ResumedRequest.nics:type_name -> cocoon.guest.v1.NIC
+	73, // 46: cocoon.guest.v1.ResumedRequest.clone:type_name -> cocoon.guest.v1.CloneIdentity
+	75, // 47: cocoon.guest.v1.ResumedReply.containers:type_name -> cocoon.guest.v1.LogPlace
+	0,  // 48: cocoon.guest.v1.Guest.Info:input_type -> cocoon.guest.v1.InfoRequest
+	33, // 49: cocoon.guest.v1.Guest.PutVolume:input_type -> cocoon.guest.v1.PutVolumeRequest
+	2,  // 50: cocoon.guest.v1.Guest.Setup:input_type -> cocoon.guest.v1.SetupRequest
+	54, // 51: cocoon.guest.v1.Guest.Exec:input_type -> cocoon.guest.v1.ExecInput
+	54, // 52: cocoon.guest.v1.Guest.Attach:input_type -> cocoon.guest.v1.ExecInput
+	54, // 53: cocoon.guest.v1.Guest.Forward:input_type -> cocoon.guest.v1.ExecInput
+	56, // 54: cocoon.guest.v1.Guest.Logs:input_type -> cocoon.guest.v1.LogsRequest
+	58, // 55: cocoon.guest.v1.Guest.Wait:input_type -> cocoon.guest.v1.WaitRequest
+	60, // 56: cocoon.guest.v1.Guest.AckExit:input_type -> cocoon.guest.v1.AckExitRequest
+	62, // 57: cocoon.guest.v1.Guest.Poweroff:input_type -> cocoon.guest.v1.PoweroffRequest
+	64, // 58: cocoon.guest.v1.Guest.Stats:input_type -> cocoon.guest.v1.StatsRequest
+	76, // 59: cocoon.guest.v1.Guest.Settle:input_type -> cocoon.guest.v1.SettleRequest
+	72, // 60: cocoon.guest.v1.Guest.Resumed:input_type -> cocoon.guest.v1.ResumedRequest
+	78, // 61: cocoon.guest.v1.Guest.SetClock:input_type -> cocoon.guest.v1.SetClockRequest
+	80, // 62: cocoon.guest.v1.Guest.Freeze:input_type -> cocoon.guest.v1.FreezeRequest
+	82, // 63: cocoon.guest.v1.Guest.Thaw:input_type -> cocoon.guest.v1.ThawRequest
+	7,  // 64: cocoon.guest.v1.Guest.Containers:input_type -> cocoon.guest.v1.ContainersRequest
+	11, // 65: cocoon.guest.v1.Guest.KillContainer:input_type -> cocoon.guest.v1.KillContainerRequest
+	13, // 66: cocoon.guest.v1.Guest.ReleaseContainer:input_type -> cocoon.guest.v1.ReleaseContainerRequest
+	15, // 67: cocoon.guest.v1.Guest.AddContainer:input_type -> cocoon.guest.v1.AddContainerRequest
+	17, // 68: cocoon.guest.v1.Guest.StartContainer:input_type -> cocoon.guest.v1.StartContainerRequest
+	19, // 69: cocoon.guest.v1.Guest.RemoveContainer:input_type -> cocoon.guest.v1.RemoveContainerRequest
+	21, // 70: cocoon.guest.v1.Guest.PauseContainers:input_type -> cocoon.guest.v1.PauseContainersRequest
+	23, // 71: cocoon.guest.v1.Guest.ResumeContainers:input_type -> cocoon.guest.v1.ResumeContainersRequest
+	25, // 72: cocoon.guest.v1.Guest.ResizeContainers:input_type -> cocoon.guest.v1.ResizeContainersRequest
+	35, // 73: cocoon.guest.v1.Guest.AttachVolume:input_type -> cocoon.guest.v1.AttachVolumeRequest
+	37, // 74: cocoon.guest.v1.Guest.DetachVolume:input_type -> cocoon.guest.v1.DetachVolumeRequest
+	39, // 75: cocoon.guest.v1.Guest.GrowVolume:input_type -> cocoon.guest.v1.GrowVolumeRequest
+	1,  // 76: cocoon.guest.v1.Guest.Info:output_type -> cocoon.guest.v1.InfoReply
+	34, // 77: cocoon.guest.v1.Guest.PutVolume:output_type -> cocoon.guest.v1.PutVolumeReply
+	29, // 78: cocoon.guest.v1.Guest.Setup:output_type -> cocoon.guest.v1.SetupReply
+	55, // 79: cocoon.guest.v1.Guest.Exec:output_type -> cocoon.guest.v1.ExecOutput
+	55, // 80: cocoon.guest.v1.Guest.Attach:output_type -> cocoon.guest.v1.ExecOutput
+	55, // 81: cocoon.guest.v1.Guest.Forward:output_type -> cocoon.guest.v1.ExecOutput
+	57, // 82: cocoon.guest.v1.Guest.Logs:output_type -> cocoon.guest.v1.LogEntry
+	59, // 83: cocoon.guest.v1.Guest.Wait:output_type -> cocoon.guest.v1.WaitReply
+	61, // 84: cocoon.guest.v1.Guest.AckExit:output_type -> cocoon.guest.v1.AckExitReply
+	63, // 85: cocoon.guest.v1.Guest.Poweroff:output_type -> cocoon.guest.v1.PoweroffReply
+	65, // 86: cocoon.guest.v1.Guest.Stats:output_type -> cocoon.guest.v1.StatsReply
+	77, // 87: cocoon.guest.v1.Guest.Settle:output_type -> cocoon.guest.v1.SettleReply
+	74, // 88: cocoon.guest.v1.Guest.Resumed:output_type -> cocoon.guest.v1.ResumedReply
+	79, // 89: cocoon.guest.v1.Guest.SetClock:output_type -> cocoon.guest.v1.SetClockReply
+	81, // 90: cocoon.guest.v1.Guest.Freeze:output_type -> cocoon.guest.v1.FreezeReply
+	83, // 91: cocoon.guest.v1.Guest.Thaw:output_type -> cocoon.guest.v1.ThawReply
+	8,  // 92: cocoon.guest.v1.Guest.Containers:output_type -> cocoon.guest.v1.ContainersReply
+	12, // 93: cocoon.guest.v1.Guest.KillContainer:output_type -> cocoon.guest.v1.KillContainerReply
+	14, // 94: cocoon.guest.v1.Guest.ReleaseContainer:output_type -> cocoon.guest.v1.ReleaseContainerReply
+	16, // 95: cocoon.guest.v1.Guest.AddContainer:output_type -> cocoon.guest.v1.AddContainerReply
+	18, // 96: cocoon.guest.v1.Guest.StartContainer:output_type -> cocoon.guest.v1.StartContainerReply
+	20, // 97: cocoon.guest.v1.Guest.RemoveContainer:output_type -> cocoon.guest.v1.RemoveContainerReply
+	22, // 98: cocoon.guest.v1.Guest.PauseContainers:output_type -> cocoon.guest.v1.PauseContainersReply
+	24, // 99: cocoon.guest.v1.Guest.ResumeContainers:output_type -> cocoon.guest.v1.ResumeContainersReply
+	27, // 100: cocoon.guest.v1.Guest.ResizeContainers:output_type -> cocoon.guest.v1.ResizeContainersReply
+	36, // 101: cocoon.guest.v1.Guest.AttachVolume:output_type -> cocoon.guest.v1.AttachVolumeReply
+	38, // 102: cocoon.guest.v1.Guest.DetachVolume:output_type -> cocoon.guest.v1.DetachVolumeReply
+	40, // 103: cocoon.guest.v1.Guest.GrowVolume:output_type -> cocoon.guest.v1.GrowVolumeReply
+	76, // [76:104] is the sub-list for method output_type
+	48, // [48:76] is the sub-list for method input_type
+	48, // [48:48] is the sub-list for extension type_name
+	48, // [48:48] is the sub-list for extension extendee
+	0,  // [0:48] is the sub-list for field type_name
 }
 
 func init() { file_guest_v1_guest_proto_init() }
@@ -5115,14 +5745,14 @@ func file_guest_v1_guest_proto_init() {
 	}
 	file_guest_v1_guest_proto_msgTypes[30].OneofWrappers = []any{}
 	file_guest_v1_guest_proto_msgTypes[31].OneofWrappers = []any{}
-	file_guest_v1_guest_proto_msgTypes[50].OneofWrappers = []any{
+	file_guest_v1_guest_proto_msgTypes[54].OneofWrappers = []any{
 		(*ExecInput_Start)(nil),
 		(*ExecInput_Stdin)(nil),
 		(*ExecInput_StdinClosed)(nil),
 		(*ExecInput_Resize)(nil),
 		(*ExecInput_Signal)(nil),
 	}
-	file_guest_v1_guest_proto_msgTypes[51].OneofWrappers = []any{
+	file_guest_v1_guest_proto_msgTypes[55].OneofWrappers = []any{
 		(*ExecOutput_Stdout)(nil),
 		(*ExecOutput_Stderr)(nil),
 		(*ExecOutput_ExitCode)(nil),
@@ -5134,7 +5764,7 @@ func file_guest_v1_guest_proto_init() {
 			GoPackagePath: reflect.TypeOf(x{}).PkgPath(),
 			RawDescriptor: unsafe.Slice(unsafe.StringData(file_guest_v1_guest_proto_rawDesc), len(file_guest_v1_guest_proto_rawDesc)),
 			NumEnums:      0,
-			NumMessages:   76,
+			NumMessages:   84,
 			NumExtensions: 0,
 			NumServices:   1,
 		},

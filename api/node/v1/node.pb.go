@@ -1398,8 +1398,10 @@ type Container struct {
 	Resources      *Resources             `protobuf:"bytes,60,opt,name=resources,proto3" json:"resources,omitempty"` // absent: no limits
 	Restart        *Restart               `protobuf:"bytes,10,opt,name=restart,proto3" json:"restart,omitempty"`     // absent: the policy of the VM
 	Labels         map[string]string      `protobuf:"bytes,11,rep,name=labels,proto3" json:"labels,omitempty" protobuf_key:"bytes,1,opt,name=key" protobuf_val:"bytes,2,opt,name=value"`
-	Manual         bool                   `protobuf:"varint,12,opt,name=manual,proto3" json:"manual,omitempty"`  // ephemeral: StartContainer starts it
-	Volumes        []*Volume              `protobuf:"bytes,13,rep,name=volumes,proto3" json:"volumes,omitempty"` // ephemeral, in a sandbox: folders and files of the node that only it has
+	Manual         bool                   `protobuf:"varint,12,opt,name=manual,proto3" json:"manual,omitempty"`                  // ephemeral: StartContainer starts it
+	OwnPids        bool                   `protobuf:"varint,14,opt,name=own_pids,json=ownPids,proto3" json:"own_pids,omitempty"` // ephemeral: it sees only its own processes
+	PidsOf         string                 `protobuf:"bytes,15,opt,name=pids_of,json=pidsOf,proto3" json:"pids_of,omitempty"`     // ephemeral: it sees the processes that the container with this name sees
+	Volumes        []*Volume              `protobuf:"bytes,13,rep,name=volumes,proto3" json:"volumes,omitempty"`                 // ephemeral, in a sandbox: folders and files of the node that only it has
 	unknownFields  protoimpl.UnknownFields
 	sizeCache      protoimpl.SizeCache
 }
@@ -1523,6 +1525,20 @@ func (x *Container) GetManual() bool {
 		return x.Manual
 	}
 	return false
+}
+
+func (x *Container) GetOwnPids() bool {
+	if x != nil {
+		return x.OwnPids
+	}
+	return false
+}
+
+func (x *Container) GetPidsOf() string {
+	if x != nil {
+		return x.PidsOf
+	}
+	return ""
 }
 
 func (x *Container) GetVolumes() []*Volume {
@@ -2928,9 +2944,11 @@ type HostDir struct {
 	ReadOnly        bool                   `protobuf:"varint,2,opt,name=read_only,json=readOnly,proto3" json:"read_only,omitempty"`
 	Create          bool                   `protobuf:"varint,3,opt,name=create,proto3" json:"create,omitempty"` // it is made if it is missing
 	GroupOnMismatch bool                   `protobuf:"varint,4,opt,name=group_on_mismatch,json=groupOnMismatch,proto3" json:"group_on_mismatch,omitempty"`
-	Published       bool                   `protobuf:"varint,5,opt,name=published,proto3" json:"published,omitempty"` // the folder of a published volume of the owner
-	File            bool                   `protobuf:"varint,6,opt,name=file,proto3" json:"file,omitempty"`           // path is a regular file
-	Trusted         bool                   `protobuf:"varint,7,opt,name=trusted,proto3" json:"trusted,omitempty"`     // the node's own kubelet has asked for it; no request has it
+	Published       bool                   `protobuf:"varint,5,opt,name=published,proto3" json:"published,omitempty"`                                // the folder of a published volume of the owner
+	File            bool                   `protobuf:"varint,6,opt,name=file,proto3" json:"file,omitempty"`                                          // path is a regular file
+	Trusted         bool                   `protobuf:"varint,7,opt,name=trusted,proto3" json:"trusted,omitempty"`                                    // the node's own kubelet has asked for it; no request has it
+	Below           bool                   `protobuf:"varint,8,opt,name=below,proto3" json:"below,omitempty"`                                        // also what is mounted below path; only of a trusted one
+	ReadOnlyBelow   bool                   `protobuf:"varint,9,opt,name=read_only_below,json=readOnlyBelow,proto3" json:"read_only_below,omitempty"` // nothing can be written there either
 	unknownFields   protoimpl.UnknownFields
 	sizeCache       protoimpl.SizeCache
 }
@@ -3010,6 +3028,20 @@ func (x *HostDir) GetFile() bool {
 func (x *HostDir) GetTrusted() bool {
 	if x != nil {
 		return x.Trusted
+	}
+	return false
+}
+
+func (x *HostDir) GetBelow() bool {
+	if x != nil {
+		return x.Below
+	}
+	return false
+}
+
+func (x *HostDir) GetReadOnlyBelow() bool {
+	if x != nil {
+		return x.ReadOnlyBelow
 	}
 	return false
 }
@@ -4836,6 +4868,7 @@ type Security struct {
 	Filtered        bool                   `protobuf:"varint,6,opt,name=filtered,proto3" json:"filtered,omitempty"`                             // system calls that change the kernel fail unless a capability allows them (seccomp)
 	Masked          []string               `protobuf:"bytes,7,rep,name=masked,proto3" json:"masked,omitempty"`                                  // paths at which a container sees nothing
 	ReadOnly        []string               `protobuf:"bytes,8,rep,name=read_only,json=readOnly,proto3" json:"read_only,omitempty"`              // paths that a container sees, and cannot change
+	SystemCalls     *SystemCalls           `protobuf:"bytes,9,opt,name=system_calls,json=systemCalls,proto3" json:"system_calls,omitempty"`     // instead of filtered: a filter of system calls
 	unknownFields   protoimpl.UnknownFields
 	sizeCache       protoimpl.SizeCache
 }
@@ -4926,6 +4959,263 @@ func (x *Security) GetReadOnly() []string {
 	return nil
 }
 
+func (x *Security) GetSystemCalls() *SystemCalls {
+	if x != nil {
+		return x.SystemCalls
+	}
+	return nil
+}
+
+// SystemCalls filters the system calls of a process. A rule without arguments holds before those with arguments; otherwise the first that
+// matches holds.
+type SystemCalls struct {
+	state         protoimpl.MessageState `protogen:"open.v1"`
+	Default       *CallAction            `protobuf:"bytes,1,opt,name=default,proto3" json:"default,omitempty"` // of calls that no rule matches
+	Rules         []*CallRule            `protobuf:"bytes,2,rep,name=rules,proto3" json:"rules,omitempty"`
+	unknownFields protoimpl.UnknownFields
+	sizeCache     protoimpl.SizeCache
+}
+
+func (x *SystemCalls) Reset() {
+	*x = SystemCalls{}
+	mi := &file_node_v1_node_proto_msgTypes[73]
+	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+	ms.StoreMessageInfo(mi)
+}
+
+func (x *SystemCalls) String() string {
+	return protoimpl.X.MessageStringOf(x)
+}
+
+func (*SystemCalls) ProtoMessage() {}
+
+func (x *SystemCalls) ProtoReflect() protoreflect.Message {
+	mi := &file_node_v1_node_proto_msgTypes[73]
+	if x != nil {
+		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+		if ms.LoadMessageInfo() == nil {
+			ms.StoreMessageInfo(mi)
+		}
+		return ms
+	}
+	return mi.MessageOf(x)
+}
+
+// Deprecated: Use SystemCalls.ProtoReflect.Descriptor instead.
+func (*SystemCalls) Descriptor() ([]byte, []int) {
+	return file_node_v1_node_proto_rawDescGZIP(), []int{73}
+}
+
+func (x *SystemCalls) GetDefault() *CallAction {
+	if x != nil {
+		return x.Default
+	}
+	return nil
+}
+
+func (x *SystemCalls) GetRules() []*CallRule {
+	if x != nil {
+		return x.Rules
+	}
+	return nil
+}
+
+type CallAction struct {
+	state         protoimpl.MessageState `protogen:"open.v1"`
+	Do            string                 `protobuf:"bytes,1,opt,name=do,proto3" json:"do,omitempty"`      // allow, log, errno, trace, trap, kill-thread, kill-process
+	Data          int32                  `protobuf:"varint,2,opt,name=data,proto3" json:"data,omitempty"` // the error number of errno and trace
+	unknownFields protoimpl.UnknownFields
+	sizeCache     protoimpl.SizeCache
+}
+
+func (x *CallAction) Reset() {
+	*x = CallAction{}
+	mi := &file_node_v1_node_proto_msgTypes[74]
+	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+	ms.StoreMessageInfo(mi)
+}
+
+func (x *CallAction) String() string {
+	return protoimpl.X.MessageStringOf(x)
+}
+
+func (*CallAction) ProtoMessage() {}
+
+func (x *CallAction) ProtoReflect() protoreflect.Message {
+	mi := &file_node_v1_node_proto_msgTypes[74]
+	if x != nil {
+		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+		if ms.LoadMessageInfo() == nil {
+			ms.StoreMessageInfo(mi)
+		}
+		return ms
+	}
+	return mi.MessageOf(x)
+}
+
+// Deprecated: Use CallAction.ProtoReflect.Descriptor instead.
+func (*CallAction) Descriptor() ([]byte, []int) {
+	return file_node_v1_node_proto_rawDescGZIP(), []int{74}
+}
+
+func (x *CallAction) GetDo() string {
+	if x != nil {
+		return x.Do
+	}
+	return ""
+}
+
+func (x *CallAction) GetData() int32 {
+	if x != nil {
+		return x.Data
+	}
+	return 0
+}
+
+type CallRule struct {
+	state         protoimpl.MessageState `protogen:"open.v1"`
+	Calls         []string               `protobuf:"bytes,1,rep,name=calls,proto3" json:"calls,omitempty"` // those that the kernel of the guest does not know mean nothing
+	Action        *CallAction            `protobuf:"bytes,2,opt,name=action,proto3" json:"action,omitempty"`
+	Args          []*CallArg             `protobuf:"bytes,3,rep,name=args,proto3" json:"args,omitempty"`     // all have to match
+	Since         string                 `protobuf:"bytes,4,opt,name=since,proto3" json:"since,omitempty"`   // MAJOR.MINOR: only kernels of this version or newer
+	Before        string                 `protobuf:"bytes,5,opt,name=before,proto3" json:"before,omitempty"` // only older kernels
+	unknownFields protoimpl.UnknownFields
+	sizeCache     protoimpl.SizeCache
+}
+
+func (x *CallRule) Reset() {
+	*x = CallRule{}
+	mi := &file_node_v1_node_proto_msgTypes[75]
+	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+	ms.StoreMessageInfo(mi)
+}
+
+func (x *CallRule) String() string {
+	return protoimpl.X.MessageStringOf(x)
+}
+
+func (*CallRule) ProtoMessage() {}
+
+func (x *CallRule) ProtoReflect() protoreflect.Message {
+	mi := &file_node_v1_node_proto_msgTypes[75]
+	if x != nil {
+		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+		if ms.LoadMessageInfo() == nil {
+			ms.StoreMessageInfo(mi)
+		}
+		return ms
+	}
+	return mi.MessageOf(x)
+}
+
+// Deprecated: Use CallRule.ProtoReflect.Descriptor instead.
+func (*CallRule) Descriptor() ([]byte, []int) {
+	return file_node_v1_node_proto_rawDescGZIP(), []int{75}
+}
+
+func (x *CallRule) GetCalls() []string {
+	if x != nil {
+		return x.Calls
+	}
+	return nil
+}
+
+func (x *CallRule) GetAction() *CallAction {
+	if x != nil {
+		return x.Action
+	}
+	return nil
+}
+
+func (x *CallRule) GetArgs() []*CallArg {
+	if x != nil {
+		return x.Args
+	}
+	return nil
+}
+
+func (x *CallRule) GetSince() string {
+	if x != nil {
+		return x.Since
+	}
+	return ""
+}
+
+func (x *CallRule) GetBefore() string {
+	if x != nil {
+		return x.Before
+	}
+	return ""
+}
+
+type CallArg struct {
+	state         protoimpl.MessageState `protogen:"open.v1"`
+	Index         int32                  `protobuf:"varint,1,opt,name=index,proto3" json:"index,omitempty"` // 0 to 5
+	Op            string                 `protobuf:"bytes,2,opt,name=op,proto3" json:"op,omitempty"`        // eq, ne, lt, le, gt, ge, masked
+	Value         uint64                 `protobuf:"varint,3,opt,name=value,proto3" json:"value,omitempty"`
+	Mask          uint64                 `protobuf:"varint,4,opt,name=mask,proto3" json:"mask,omitempty"` // of masked: the bits that are compared
+	unknownFields protoimpl.UnknownFields
+	sizeCache     protoimpl.SizeCache
+}
+
+func (x *CallArg) Reset() {
+	*x = CallArg{}
+	mi := &file_node_v1_node_proto_msgTypes[76]
+	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+	ms.StoreMessageInfo(mi)
+}
+
+func (x *CallArg) String() string {
+	return protoimpl.X.MessageStringOf(x)
+}
+
+func (*CallArg) ProtoMessage() {}
+
+func (x *CallArg) ProtoReflect() protoreflect.Message {
+	mi := &file_node_v1_node_proto_msgTypes[76]
+	if x != nil {
+		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+		if ms.LoadMessageInfo() == nil {
+			ms.StoreMessageInfo(mi)
+		}
+		return ms
+	}
+	return mi.MessageOf(x)
+}
+
+// Deprecated: Use CallArg.ProtoReflect.Descriptor instead.
+func (*CallArg) Descriptor() ([]byte, []int) {
+	return file_node_v1_node_proto_rawDescGZIP(), []int{76}
+}
+
+func (x *CallArg) GetIndex() int32 {
+	if x != nil {
+		return x.Index
+	}
+	return 0
+}
+
+func (x *CallArg) GetOp() string {
+	if x != nil {
+		return x.Op
+	}
+	return ""
+}
+
+func (x *CallArg) GetValue() uint64 {
+	if x != nil {
+		return x.Value
+	}
+	return 0
+}
+
+func (x *CallArg) GetMask() uint64 {
+	if x != nil {
+		return x.Mask
+	}
+	return 0
+}
+
 type Sysctl struct {
 	state         protoimpl.MessageState `protogen:"open.v1"`
 	Name          string                 `protobuf:"bytes,1,opt,name=name,proto3" json:"name,omitempty"`
@@ -4936,7 +5226,7 @@ type Sysctl struct {
 
 func (x *Sysctl) Reset() {
 	*x = Sysctl{}
-	mi := &file_node_v1_node_proto_msgTypes[73]
+	mi := &file_node_v1_node_proto_msgTypes[77]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -4948,7 +5238,7 @@ func (x *Sysctl) String() string {
 func (*Sysctl) ProtoMessage() {}
 
 func (x *Sysctl) ProtoReflect() protoreflect.Message {
-	mi := &file_node_v1_node_proto_msgTypes[73]
+	mi := &file_node_v1_node_proto_msgTypes[77]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -4961,7 +5251,7 @@ func (x *Sysctl) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use Sysctl.ProtoReflect.Descriptor instead.
 func (*Sysctl) Descriptor() ([]byte, []int) {
-	return file_node_v1_node_proto_rawDescGZIP(), []int{73}
+	return file_node_v1_node_proto_rawDescGZIP(), []int{77}
 }
 
 func (x *Sysctl) GetName() string {
@@ -4988,7 +5278,7 @@ type EnvVar struct {
 
 func (x *EnvVar) Reset() {
 	*x = EnvVar{}
-	mi := &file_node_v1_node_proto_msgTypes[74]
+	mi := &file_node_v1_node_proto_msgTypes[78]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -5000,7 +5290,7 @@ func (x *EnvVar) String() string {
 func (*EnvVar) ProtoMessage() {}
 
 func (x *EnvVar) ProtoReflect() protoreflect.Message {
-	mi := &file_node_v1_node_proto_msgTypes[74]
+	mi := &file_node_v1_node_proto_msgTypes[78]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -5013,7 +5303,7 @@ func (x *EnvVar) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use EnvVar.ProtoReflect.Descriptor instead.
 func (*EnvVar) Descriptor() ([]byte, []int) {
-	return file_node_v1_node_proto_rawDescGZIP(), []int{74}
+	return file_node_v1_node_proto_rawDescGZIP(), []int{78}
 }
 
 func (x *EnvVar) GetName() string {
@@ -5047,7 +5337,7 @@ type NICSpec struct {
 
 func (x *NICSpec) Reset() {
 	*x = NICSpec{}
-	mi := &file_node_v1_node_proto_msgTypes[75]
+	mi := &file_node_v1_node_proto_msgTypes[79]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -5059,7 +5349,7 @@ func (x *NICSpec) String() string {
 func (*NICSpec) ProtoMessage() {}
 
 func (x *NICSpec) ProtoReflect() protoreflect.Message {
-	mi := &file_node_v1_node_proto_msgTypes[75]
+	mi := &file_node_v1_node_proto_msgTypes[79]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -5072,7 +5362,7 @@ func (x *NICSpec) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use NICSpec.ProtoReflect.Descriptor instead.
 func (*NICSpec) Descriptor() ([]byte, []int) {
-	return file_node_v1_node_proto_rawDescGZIP(), []int{75}
+	return file_node_v1_node_proto_rawDescGZIP(), []int{79}
 }
 
 func (x *NICSpec) GetNetwork() string {
@@ -5149,7 +5439,7 @@ type Bandwidth struct {
 
 func (x *Bandwidth) Reset() {
 	*x = Bandwidth{}
-	mi := &file_node_v1_node_proto_msgTypes[76]
+	mi := &file_node_v1_node_proto_msgTypes[80]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -5161,7 +5451,7 @@ func (x *Bandwidth) String() string {
 func (*Bandwidth) ProtoMessage() {}
 
 func (x *Bandwidth) ProtoReflect() protoreflect.Message {
-	mi := &file_node_v1_node_proto_msgTypes[76]
+	mi := &file_node_v1_node_proto_msgTypes[80]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -5174,7 +5464,7 @@ func (x *Bandwidth) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use Bandwidth.ProtoReflect.Descriptor instead.
 func (*Bandwidth) Descriptor() ([]byte, []int) {
-	return file_node_v1_node_proto_rawDescGZIP(), []int{76}
+	return file_node_v1_node_proto_rawDescGZIP(), []int{80}
 }
 
 func (x *Bandwidth) GetIngress() int64 {
@@ -5203,7 +5493,7 @@ type PodName struct {
 
 func (x *PodName) Reset() {
 	*x = PodName{}
-	mi := &file_node_v1_node_proto_msgTypes[77]
+	mi := &file_node_v1_node_proto_msgTypes[81]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -5215,7 +5505,7 @@ func (x *PodName) String() string {
 func (*PodName) ProtoMessage() {}
 
 func (x *PodName) ProtoReflect() protoreflect.Message {
-	mi := &file_node_v1_node_proto_msgTypes[77]
+	mi := &file_node_v1_node_proto_msgTypes[81]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -5228,7 +5518,7 @@ func (x *PodName) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use PodName.ProtoReflect.Descriptor instead.
 func (*PodName) Descriptor() ([]byte, []int) {
-	return file_node_v1_node_proto_rawDescGZIP(), []int{77}
+	return file_node_v1_node_proto_rawDescGZIP(), []int{81}
 }
 
 func (x *PodName) GetNamespace() string {
@@ -5264,7 +5554,7 @@ type Masquerade struct {
 
 func (x *Masquerade) Reset() {
 	*x = Masquerade{}
-	mi := &file_node_v1_node_proto_msgTypes[78]
+	mi := &file_node_v1_node_proto_msgTypes[82]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -5276,7 +5566,7 @@ func (x *Masquerade) String() string {
 func (*Masquerade) ProtoMessage() {}
 
 func (x *Masquerade) ProtoReflect() protoreflect.Message {
-	mi := &file_node_v1_node_proto_msgTypes[78]
+	mi := &file_node_v1_node_proto_msgTypes[82]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -5289,7 +5579,7 @@ func (x *Masquerade) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use Masquerade.ProtoReflect.Descriptor instead.
 func (*Masquerade) Descriptor() ([]byte, []int) {
-	return file_node_v1_node_proto_rawDescGZIP(), []int{78}
+	return file_node_v1_node_proto_rawDescGZIP(), []int{82}
 }
 
 func (x *Masquerade) GetCidr() string {
@@ -5325,7 +5615,7 @@ type GuestPorts struct {
 
 func (x *GuestPorts) Reset() {
 	*x = GuestPorts{}
-	mi := &file_node_v1_node_proto_msgTypes[79]
+	mi := &file_node_v1_node_proto_msgTypes[83]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -5337,7 +5627,7 @@ func (x *GuestPorts) String() string {
 func (*GuestPorts) ProtoMessage() {}
 
 func (x *GuestPorts) ProtoReflect() protoreflect.Message {
-	mi := &file_node_v1_node_proto_msgTypes[79]
+	mi := &file_node_v1_node_proto_msgTypes[83]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -5350,7 +5640,7 @@ func (x *GuestPorts) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use GuestPorts.ProtoReflect.Descriptor instead.
 func (*GuestPorts) Descriptor() ([]byte, []int) {
-	return file_node_v1_node_proto_rawDescGZIP(), []int{79}
+	return file_node_v1_node_proto_rawDescGZIP(), []int{83}
 }
 
 func (x *GuestPorts) GetProtocol() string {
@@ -5387,7 +5677,7 @@ type PortMapping struct {
 
 func (x *PortMapping) Reset() {
 	*x = PortMapping{}
-	mi := &file_node_v1_node_proto_msgTypes[80]
+	mi := &file_node_v1_node_proto_msgTypes[84]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -5399,7 +5689,7 @@ func (x *PortMapping) String() string {
 func (*PortMapping) ProtoMessage() {}
 
 func (x *PortMapping) ProtoReflect() protoreflect.Message {
-	mi := &file_node_v1_node_proto_msgTypes[80]
+	mi := &file_node_v1_node_proto_msgTypes[84]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -5412,7 +5702,7 @@ func (x *PortMapping) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use PortMapping.ProtoReflect.Descriptor instead.
 func (*PortMapping) Descriptor() ([]byte, []int) {
-	return file_node_v1_node_proto_rawDescGZIP(), []int{80}
+	return file_node_v1_node_proto_rawDescGZIP(), []int{84}
 }
 
 func (x *PortMapping) GetProtocol() string {
@@ -5476,20 +5766,21 @@ type Record struct {
 	Containers    []*ContainerRecord     `protobuf:"bytes,28,rep,name=containers,proto3" json:"containers,omitempty"`
 	Owner         *Owner                 `protobuf:"bytes,29,opt,name=owner,proto3" json:"owner,omitempty"` // absent: the operator of the node
 	Ephemeral     []*Ephemeral           `protobuf:"bytes,30,rep,name=ephemeral,proto3" json:"ephemeral,omitempty"`
-	ImageVolumes  []*ImageVolume         `protobuf:"bytes,40,rep,name=image_volumes,json=imageVolumes,proto3" json:"image_volumes,omitempty"` // those of the spec, in their order
-	Attached      []*AttachedVolume      `protobuf:"bytes,41,rep,name=attached,proto3" json:"attached,omitempty"`                             // those of the spec that are disks, in their order
-	Cid           uint32                 `protobuf:"varint,43,opt,name=cid,proto3" json:"cid,omitempty"`                                      // context id of the guest's virtio socket while it runs; 0: it has none
-	Paused        string                 `protobuf:"bytes,42,opt,name=paused,proto3" json:"paused,omitempty"`                                 // why the guest of a running VM does not run: start, request; empty: nobody has paused it
-	KernelSums    *KernelSums            `protobuf:"bytes,46,opt,name=kernel_sums,json=kernelSums,proto3" json:"kernel_sums,omitempty"`       // of what the guest boots instead of a disk
-	Frozen        bool                   `protobuf:"varint,45,opt,name=frozen,proto3" json:"frozen,omitempty"`                                // somebody has asked to freeze the file systems of the running guest
-	Moving        []int64                `protobuf:"varint,44,rep,packed,name=moving,proto3" json:"moving,omitempty"`                         // places of interfaces that the running guest is getting or giving back
+	ImageVolumes  []*ImageVolume         `protobuf:"bytes,40,rep,name=image_volumes,json=imageVolumes,proto3" json:"image_volumes,omitempty"`    // those of the spec, in their order
+	Attached      []*AttachedVolume      `protobuf:"bytes,41,rep,name=attached,proto3" json:"attached,omitempty"`                                // those of the spec that are disks, in their order
+	Cid           uint32                 `protobuf:"varint,43,opt,name=cid,proto3" json:"cid,omitempty"`                                         // context id of the guest's virtio socket while it runs; 0: it has none
+	Paused        string                 `protobuf:"bytes,42,opt,name=paused,proto3" json:"paused,omitempty"`                                    // why the guest of a running VM does not run: start, request; empty: nobody has paused it
+	KernelSums    *KernelSums            `protobuf:"bytes,46,opt,name=kernel_sums,json=kernelSums,proto3" json:"kernel_sums,omitempty"`          // of what the guest boots instead of a disk
+	Frozen        bool                   `protobuf:"varint,45,opt,name=frozen,proto3" json:"frozen,omitempty"`                                   // somebody has asked to freeze the file systems of the running guest
+	Moving        []int64                `protobuf:"varint,44,rep,packed,name=moving,proto3" json:"moving,omitempty"`                            // places of interfaces that the running guest is getting or giving back
+	BootContainer string                 `protobuf:"bytes,47,opt,name=boot_container,json=bootContainer,proto3" json:"boot_container,omitempty"` // the added container whose image the guest of a sandbox boots
 	unknownFields protoimpl.UnknownFields
 	sizeCache     protoimpl.SizeCache
 }
 
 func (x *Record) Reset() {
 	*x = Record{}
-	mi := &file_node_v1_node_proto_msgTypes[81]
+	mi := &file_node_v1_node_proto_msgTypes[85]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -5501,7 +5792,7 @@ func (x *Record) String() string {
 func (*Record) ProtoMessage() {}
 
 func (x *Record) ProtoReflect() protoreflect.Message {
-	mi := &file_node_v1_node_proto_msgTypes[81]
+	mi := &file_node_v1_node_proto_msgTypes[85]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -5514,7 +5805,7 @@ func (x *Record) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use Record.ProtoReflect.Descriptor instead.
 func (*Record) Descriptor() ([]byte, []int) {
-	return file_node_v1_node_proto_rawDescGZIP(), []int{81}
+	return file_node_v1_node_proto_rawDescGZIP(), []int{85}
 }
 
 func (x *Record) GetId() string {
@@ -5776,6 +6067,13 @@ func (x *Record) GetMoving() []int64 {
 	return nil
 }
 
+func (x *Record) GetBootContainer() string {
+	if x != nil {
+		return x.BootContainer
+	}
+	return ""
+}
+
 // Ephemeral is a container that was added while the VM ran.
 type Ephemeral struct {
 	state         protoimpl.MessageState `protogen:"open.v1"`
@@ -5789,7 +6087,7 @@ type Ephemeral struct {
 
 func (x *Ephemeral) Reset() {
 	*x = Ephemeral{}
-	mi := &file_node_v1_node_proto_msgTypes[82]
+	mi := &file_node_v1_node_proto_msgTypes[86]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -5801,7 +6099,7 @@ func (x *Ephemeral) String() string {
 func (*Ephemeral) ProtoMessage() {}
 
 func (x *Ephemeral) ProtoReflect() protoreflect.Message {
-	mi := &file_node_v1_node_proto_msgTypes[82]
+	mi := &file_node_v1_node_proto_msgTypes[86]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -5814,7 +6112,7 @@ func (x *Ephemeral) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use Ephemeral.ProtoReflect.Descriptor instead.
 func (*Ephemeral) Descriptor() ([]byte, []int) {
-	return file_node_v1_node_proto_rawDescGZIP(), []int{82}
+	return file_node_v1_node_proto_rawDescGZIP(), []int{86}
 }
 
 func (x *Ephemeral) GetSpec() *Container {
@@ -5858,7 +6156,7 @@ type Owner struct {
 
 func (x *Owner) Reset() {
 	*x = Owner{}
-	mi := &file_node_v1_node_proto_msgTypes[83]
+	mi := &file_node_v1_node_proto_msgTypes[87]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -5870,7 +6168,7 @@ func (x *Owner) String() string {
 func (*Owner) ProtoMessage() {}
 
 func (x *Owner) ProtoReflect() protoreflect.Message {
-	mi := &file_node_v1_node_proto_msgTypes[83]
+	mi := &file_node_v1_node_proto_msgTypes[87]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -5883,7 +6181,7 @@ func (x *Owner) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use Owner.ProtoReflect.Descriptor instead.
 func (*Owner) Descriptor() ([]byte, []int) {
-	return file_node_v1_node_proto_rawDescGZIP(), []int{83}
+	return file_node_v1_node_proto_rawDescGZIP(), []int{87}
 }
 
 func (x *Owner) GetNamespace() string {
@@ -5923,7 +6221,7 @@ type Resume struct {
 
 func (x *Resume) Reset() {
 	*x = Resume{}
-	mi := &file_node_v1_node_proto_msgTypes[84]
+	mi := &file_node_v1_node_proto_msgTypes[88]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -5935,7 +6233,7 @@ func (x *Resume) String() string {
 func (*Resume) ProtoMessage() {}
 
 func (x *Resume) ProtoReflect() protoreflect.Message {
-	mi := &file_node_v1_node_proto_msgTypes[84]
+	mi := &file_node_v1_node_proto_msgTypes[88]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -5948,7 +6246,7 @@ func (x *Resume) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use Resume.ProtoReflect.Descriptor instead.
 func (*Resume) Descriptor() ([]byte, []int) {
-	return file_node_v1_node_proto_rawDescGZIP(), []int{84}
+	return file_node_v1_node_proto_rawDescGZIP(), []int{88}
 }
 
 func (x *Resume) GetClone() bool {
@@ -6012,7 +6310,7 @@ type Boot struct {
 
 func (x *Boot) Reset() {
 	*x = Boot{}
-	mi := &file_node_v1_node_proto_msgTypes[85]
+	mi := &file_node_v1_node_proto_msgTypes[89]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -6024,7 +6322,7 @@ func (x *Boot) String() string {
 func (*Boot) ProtoMessage() {}
 
 func (x *Boot) ProtoReflect() protoreflect.Message {
-	mi := &file_node_v1_node_proto_msgTypes[85]
+	mi := &file_node_v1_node_proto_msgTypes[89]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -6037,7 +6335,7 @@ func (x *Boot) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use Boot.ProtoReflect.Descriptor instead.
 func (*Boot) Descriptor() ([]byte, []int) {
-	return file_node_v1_node_proto_rawDescGZIP(), []int{85}
+	return file_node_v1_node_proto_rawDescGZIP(), []int{89}
 }
 
 func (x *Boot) GetKernel() string {
@@ -6086,7 +6384,7 @@ type Disk struct {
 
 func (x *Disk) Reset() {
 	*x = Disk{}
-	mi := &file_node_v1_node_proto_msgTypes[86]
+	mi := &file_node_v1_node_proto_msgTypes[90]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -6098,7 +6396,7 @@ func (x *Disk) String() string {
 func (*Disk) ProtoMessage() {}
 
 func (x *Disk) ProtoReflect() protoreflect.Message {
-	mi := &file_node_v1_node_proto_msgTypes[86]
+	mi := &file_node_v1_node_proto_msgTypes[90]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -6111,7 +6409,7 @@ func (x *Disk) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use Disk.ProtoReflect.Descriptor instead.
 func (*Disk) Descriptor() ([]byte, []int) {
-	return file_node_v1_node_proto_rawDescGZIP(), []int{86}
+	return file_node_v1_node_proto_rawDescGZIP(), []int{90}
 }
 
 func (x *Disk) GetPath() string {
@@ -6208,7 +6506,7 @@ type NIC struct {
 
 func (x *NIC) Reset() {
 	*x = NIC{}
-	mi := &file_node_v1_node_proto_msgTypes[87]
+	mi := &file_node_v1_node_proto_msgTypes[91]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -6220,7 +6518,7 @@ func (x *NIC) String() string {
 func (*NIC) ProtoMessage() {}
 
 func (x *NIC) ProtoReflect() protoreflect.Message {
-	mi := &file_node_v1_node_proto_msgTypes[87]
+	mi := &file_node_v1_node_proto_msgTypes[91]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -6233,7 +6531,7 @@ func (x *NIC) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use NIC.ProtoReflect.Descriptor instead.
 func (*NIC) Descriptor() ([]byte, []int) {
-	return file_node_v1_node_proto_rawDescGZIP(), []int{87}
+	return file_node_v1_node_proto_rawDescGZIP(), []int{91}
 }
 
 func (x *NIC) GetNetwork() string {
@@ -6363,7 +6661,7 @@ type Inside struct {
 
 func (x *Inside) Reset() {
 	*x = Inside{}
-	mi := &file_node_v1_node_proto_msgTypes[88]
+	mi := &file_node_v1_node_proto_msgTypes[92]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -6375,7 +6673,7 @@ func (x *Inside) String() string {
 func (*Inside) ProtoMessage() {}
 
 func (x *Inside) ProtoReflect() protoreflect.Message {
-	mi := &file_node_v1_node_proto_msgTypes[88]
+	mi := &file_node_v1_node_proto_msgTypes[92]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -6388,7 +6686,7 @@ func (x *Inside) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use Inside.ProtoReflect.Descriptor instead.
 func (*Inside) Descriptor() ([]byte, []int) {
-	return file_node_v1_node_proto_rawDescGZIP(), []int{88}
+	return file_node_v1_node_proto_rawDescGZIP(), []int{92}
 }
 
 func (x *Inside) GetIp() string {
@@ -6443,7 +6741,7 @@ type Route struct {
 
 func (x *Route) Reset() {
 	*x = Route{}
-	mi := &file_node_v1_node_proto_msgTypes[89]
+	mi := &file_node_v1_node_proto_msgTypes[93]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -6455,7 +6753,7 @@ func (x *Route) String() string {
 func (*Route) ProtoMessage() {}
 
 func (x *Route) ProtoReflect() protoreflect.Message {
-	mi := &file_node_v1_node_proto_msgTypes[89]
+	mi := &file_node_v1_node_proto_msgTypes[93]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -6468,7 +6766,7 @@ func (x *Route) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use Route.ProtoReflect.Descriptor instead.
 func (*Route) Descriptor() ([]byte, []int) {
-	return file_node_v1_node_proto_rawDescGZIP(), []int{89}
+	return file_node_v1_node_proto_rawDescGZIP(), []int{93}
 }
 
 func (x *Route) GetTo() string {
@@ -6496,7 +6794,7 @@ type Event struct {
 
 func (x *Event) Reset() {
 	*x = Event{}
-	mi := &file_node_v1_node_proto_msgTypes[90]
+	mi := &file_node_v1_node_proto_msgTypes[94]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -6508,7 +6806,7 @@ func (x *Event) String() string {
 func (*Event) ProtoMessage() {}
 
 func (x *Event) ProtoReflect() protoreflect.Message {
-	mi := &file_node_v1_node_proto_msgTypes[90]
+	mi := &file_node_v1_node_proto_msgTypes[94]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -6521,7 +6819,7 @@ func (x *Event) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use Event.ProtoReflect.Descriptor instead.
 func (*Event) Descriptor() ([]byte, []int) {
-	return file_node_v1_node_proto_rawDescGZIP(), []int{90}
+	return file_node_v1_node_proto_rawDescGZIP(), []int{94}
 }
 
 func (x *Event) GetType() string {
@@ -6561,7 +6859,7 @@ type ExecRequest struct {
 
 func (x *ExecRequest) Reset() {
 	*x = ExecRequest{}
-	mi := &file_node_v1_node_proto_msgTypes[91]
+	mi := &file_node_v1_node_proto_msgTypes[95]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -6573,7 +6871,7 @@ func (x *ExecRequest) String() string {
 func (*ExecRequest) ProtoMessage() {}
 
 func (x *ExecRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_node_v1_node_proto_msgTypes[91]
+	mi := &file_node_v1_node_proto_msgTypes[95]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -6586,7 +6884,7 @@ func (x *ExecRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use ExecRequest.ProtoReflect.Descriptor instead.
 func (*ExecRequest) Descriptor() ([]byte, []int) {
-	return file_node_v1_node_proto_rawDescGZIP(), []int{91}
+	return file_node_v1_node_proto_rawDescGZIP(), []int{95}
 }
 
 func (x *ExecRequest) GetOf() isExecRequest_Of {
@@ -6693,7 +6991,7 @@ type ExecStart struct {
 
 func (x *ExecStart) Reset() {
 	*x = ExecStart{}
-	mi := &file_node_v1_node_proto_msgTypes[92]
+	mi := &file_node_v1_node_proto_msgTypes[96]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -6705,7 +7003,7 @@ func (x *ExecStart) String() string {
 func (*ExecStart) ProtoMessage() {}
 
 func (x *ExecStart) ProtoReflect() protoreflect.Message {
-	mi := &file_node_v1_node_proto_msgTypes[92]
+	mi := &file_node_v1_node_proto_msgTypes[96]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -6718,7 +7016,7 @@ func (x *ExecStart) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use ExecStart.ProtoReflect.Descriptor instead.
 func (*ExecStart) Descriptor() ([]byte, []int) {
-	return file_node_v1_node_proto_rawDescGZIP(), []int{92}
+	return file_node_v1_node_proto_rawDescGZIP(), []int{96}
 }
 
 func (x *ExecStart) GetRef() string {
@@ -6801,7 +7099,7 @@ type WinSize struct {
 
 func (x *WinSize) Reset() {
 	*x = WinSize{}
-	mi := &file_node_v1_node_proto_msgTypes[93]
+	mi := &file_node_v1_node_proto_msgTypes[97]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -6813,7 +7111,7 @@ func (x *WinSize) String() string {
 func (*WinSize) ProtoMessage() {}
 
 func (x *WinSize) ProtoReflect() protoreflect.Message {
-	mi := &file_node_v1_node_proto_msgTypes[93]
+	mi := &file_node_v1_node_proto_msgTypes[97]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -6826,7 +7124,7 @@ func (x *WinSize) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use WinSize.ProtoReflect.Descriptor instead.
 func (*WinSize) Descriptor() ([]byte, []int) {
-	return file_node_v1_node_proto_rawDescGZIP(), []int{93}
+	return file_node_v1_node_proto_rawDescGZIP(), []int{97}
 }
 
 func (x *WinSize) GetRows() uint32 {
@@ -6861,7 +7159,7 @@ type ExecResponse struct {
 
 func (x *ExecResponse) Reset() {
 	*x = ExecResponse{}
-	mi := &file_node_v1_node_proto_msgTypes[94]
+	mi := &file_node_v1_node_proto_msgTypes[98]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -6873,7 +7171,7 @@ func (x *ExecResponse) String() string {
 func (*ExecResponse) ProtoMessage() {}
 
 func (x *ExecResponse) ProtoReflect() protoreflect.Message {
-	mi := &file_node_v1_node_proto_msgTypes[94]
+	mi := &file_node_v1_node_proto_msgTypes[98]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -6886,7 +7184,7 @@ func (x *ExecResponse) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use ExecResponse.ProtoReflect.Descriptor instead.
 func (*ExecResponse) Descriptor() ([]byte, []int) {
-	return file_node_v1_node_proto_rawDescGZIP(), []int{94}
+	return file_node_v1_node_proto_rawDescGZIP(), []int{98}
 }
 
 func (x *ExecResponse) GetOf() isExecResponse_Of {
@@ -6984,7 +7282,7 @@ type ExecStarted struct {
 
 func (x *ExecStarted) Reset() {
 	*x = ExecStarted{}
-	mi := &file_node_v1_node_proto_msgTypes[95]
+	mi := &file_node_v1_node_proto_msgTypes[99]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -6996,7 +7294,7 @@ func (x *ExecStarted) String() string {
 func (*ExecStarted) ProtoMessage() {}
 
 func (x *ExecStarted) ProtoReflect() protoreflect.Message {
-	mi := &file_node_v1_node_proto_msgTypes[95]
+	mi := &file_node_v1_node_proto_msgTypes[99]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -7009,7 +7307,7 @@ func (x *ExecStarted) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use ExecStarted.ProtoReflect.Descriptor instead.
 func (*ExecStarted) Descriptor() ([]byte, []int) {
-	return file_node_v1_node_proto_rawDescGZIP(), []int{95}
+	return file_node_v1_node_proto_rawDescGZIP(), []int{99}
 }
 
 func (x *ExecStarted) GetStdinWindow() uint32 {
@@ -7028,13 +7326,14 @@ type LogsRequest struct {
 	Previous      bool                   `protobuf:"varint,5,opt,name=previous,proto3" json:"previous,omitempty"`
 	Serial        bool                   `protobuf:"varint,6,opt,name=serial,proto3" json:"serial,omitempty"`
 	Container     string                 `protobuf:"bytes,7,opt,name=container,proto3" json:"container,omitempty"` // as in ExecStart
+	From          int64                  `protobuf:"varint,8,opt,name=from,proto3" json:"from,omitempty"`          // offset in the serial log from which on it is read, in bytes
 	unknownFields protoimpl.UnknownFields
 	sizeCache     protoimpl.SizeCache
 }
 
 func (x *LogsRequest) Reset() {
 	*x = LogsRequest{}
-	mi := &file_node_v1_node_proto_msgTypes[96]
+	mi := &file_node_v1_node_proto_msgTypes[100]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -7046,7 +7345,7 @@ func (x *LogsRequest) String() string {
 func (*LogsRequest) ProtoMessage() {}
 
 func (x *LogsRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_node_v1_node_proto_msgTypes[96]
+	mi := &file_node_v1_node_proto_msgTypes[100]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -7059,7 +7358,7 @@ func (x *LogsRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use LogsRequest.ProtoReflect.Descriptor instead.
 func (*LogsRequest) Descriptor() ([]byte, []int) {
-	return file_node_v1_node_proto_rawDescGZIP(), []int{96}
+	return file_node_v1_node_proto_rawDescGZIP(), []int{100}
 }
 
 func (x *LogsRequest) GetRef() string {
@@ -7111,6 +7410,13 @@ func (x *LogsRequest) GetContainer() string {
 	return ""
 }
 
+func (x *LogsRequest) GetFrom() int64 {
+	if x != nil {
+		return x.From
+	}
+	return 0
+}
+
 type LogEntry struct {
 	state         protoimpl.MessageState `protogen:"open.v1"`
 	Seq           uint64                 `protobuf:"varint,1,opt,name=seq,proto3" json:"seq,omitempty"`
@@ -7118,13 +7424,14 @@ type LogEntry struct {
 	Stream        string                 `protobuf:"bytes,3,opt,name=stream,proto3" json:"stream,omitempty"` // stdout, stderr
 	Data          []byte                 `protobuf:"bytes,4,opt,name=data,proto3" json:"data,omitempty"`
 	Run           int64                  `protobuf:"varint,5,opt,name=run,proto3" json:"run,omitempty"` // of a container: seq begins anew with each
+	End           int64                  `protobuf:"varint,6,opt,name=end,proto3" json:"end,omitempty"` // offset behind it in the serial log, in bytes; 0: it is of another log
 	unknownFields protoimpl.UnknownFields
 	sizeCache     protoimpl.SizeCache
 }
 
 func (x *LogEntry) Reset() {
 	*x = LogEntry{}
-	mi := &file_node_v1_node_proto_msgTypes[97]
+	mi := &file_node_v1_node_proto_msgTypes[101]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -7136,7 +7443,7 @@ func (x *LogEntry) String() string {
 func (*LogEntry) ProtoMessage() {}
 
 func (x *LogEntry) ProtoReflect() protoreflect.Message {
-	mi := &file_node_v1_node_proto_msgTypes[97]
+	mi := &file_node_v1_node_proto_msgTypes[101]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -7149,7 +7456,7 @@ func (x *LogEntry) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use LogEntry.ProtoReflect.Descriptor instead.
 func (*LogEntry) Descriptor() ([]byte, []int) {
-	return file_node_v1_node_proto_rawDescGZIP(), []int{97}
+	return file_node_v1_node_proto_rawDescGZIP(), []int{101}
 }
 
 func (x *LogEntry) GetSeq() uint64 {
@@ -7187,6 +7494,13 @@ func (x *LogEntry) GetRun() int64 {
 	return 0
 }
 
+func (x *LogEntry) GetEnd() int64 {
+	if x != nil {
+		return x.End
+	}
+	return 0
+}
+
 type ConsoleRequest struct {
 	state protoimpl.MessageState `protogen:"open.v1"`
 	// Types that are valid to be assigned to Of:
@@ -7201,7 +7515,7 @@ type ConsoleRequest struct {
 
 func (x *ConsoleRequest) Reset() {
 	*x = ConsoleRequest{}
-	mi := &file_node_v1_node_proto_msgTypes[98]
+	mi := &file_node_v1_node_proto_msgTypes[102]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -7213,7 +7527,7 @@ func (x *ConsoleRequest) String() string {
 func (*ConsoleRequest) ProtoMessage() {}
 
 func (x *ConsoleRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_node_v1_node_proto_msgTypes[98]
+	mi := &file_node_v1_node_proto_msgTypes[102]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -7226,7 +7540,7 @@ func (x *ConsoleRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use ConsoleRequest.ProtoReflect.Descriptor instead.
 func (*ConsoleRequest) Descriptor() ([]byte, []int) {
-	return file_node_v1_node_proto_rawDescGZIP(), []int{98}
+	return file_node_v1_node_proto_rawDescGZIP(), []int{102}
 }
 
 func (x *ConsoleRequest) GetOf() isConsoleRequest_Of {
@@ -7296,7 +7610,7 @@ type DisplayOpen struct {
 
 func (x *DisplayOpen) Reset() {
 	*x = DisplayOpen{}
-	mi := &file_node_v1_node_proto_msgTypes[99]
+	mi := &file_node_v1_node_proto_msgTypes[103]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -7308,7 +7622,7 @@ func (x *DisplayOpen) String() string {
 func (*DisplayOpen) ProtoMessage() {}
 
 func (x *DisplayOpen) ProtoReflect() protoreflect.Message {
-	mi := &file_node_v1_node_proto_msgTypes[99]
+	mi := &file_node_v1_node_proto_msgTypes[103]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -7321,7 +7635,7 @@ func (x *DisplayOpen) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use DisplayOpen.ProtoReflect.Descriptor instead.
 func (*DisplayOpen) Descriptor() ([]byte, []int) {
-	return file_node_v1_node_proto_rawDescGZIP(), []int{99}
+	return file_node_v1_node_proto_rawDescGZIP(), []int{103}
 }
 
 func (x *DisplayOpen) GetRef() string {
@@ -7348,7 +7662,7 @@ type ScreenshotRequest struct {
 
 func (x *ScreenshotRequest) Reset() {
 	*x = ScreenshotRequest{}
-	mi := &file_node_v1_node_proto_msgTypes[100]
+	mi := &file_node_v1_node_proto_msgTypes[104]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -7360,7 +7674,7 @@ func (x *ScreenshotRequest) String() string {
 func (*ScreenshotRequest) ProtoMessage() {}
 
 func (x *ScreenshotRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_node_v1_node_proto_msgTypes[100]
+	mi := &file_node_v1_node_proto_msgTypes[104]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -7373,7 +7687,7 @@ func (x *ScreenshotRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use ScreenshotRequest.ProtoReflect.Descriptor instead.
 func (*ScreenshotRequest) Descriptor() ([]byte, []int) {
-	return file_node_v1_node_proto_rawDescGZIP(), []int{100}
+	return file_node_v1_node_proto_rawDescGZIP(), []int{104}
 }
 
 func (x *ScreenshotRequest) GetRef() string {
@@ -7403,7 +7717,7 @@ type ConsoleResponse struct {
 
 func (x *ConsoleResponse) Reset() {
 	*x = ConsoleResponse{}
-	mi := &file_node_v1_node_proto_msgTypes[101]
+	mi := &file_node_v1_node_proto_msgTypes[105]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -7415,7 +7729,7 @@ func (x *ConsoleResponse) String() string {
 func (*ConsoleResponse) ProtoMessage() {}
 
 func (x *ConsoleResponse) ProtoReflect() protoreflect.Message {
-	mi := &file_node_v1_node_proto_msgTypes[101]
+	mi := &file_node_v1_node_proto_msgTypes[105]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -7428,7 +7742,7 @@ func (x *ConsoleResponse) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use ConsoleResponse.ProtoReflect.Descriptor instead.
 func (*ConsoleResponse) Descriptor() ([]byte, []int) {
-	return file_node_v1_node_proto_rawDescGZIP(), []int{101}
+	return file_node_v1_node_proto_rawDescGZIP(), []int{105}
 }
 
 func (x *ConsoleResponse) GetOf() isConsoleResponse_Of {
@@ -7485,13 +7799,14 @@ type StatsResponse struct {
 	NetworkTxBytes int64                  `protobuf:"varint,9,opt,name=network_tx_bytes,json=networkTxBytes,proto3" json:"network_tx_bytes,omitempty"`
 	Containers     []*ContainerStats      `protobuf:"bytes,10,rep,name=containers,proto3" json:"containers,omitempty"` // of a VM with several, those that have ended too
 	Volumes        []*VolumeStats         `protobuf:"bytes,11,rep,name=volumes,proto3" json:"volumes,omitempty"`       // disks of the volume store that the guest has mounted
+	Pressure       *Pressure              `protobuf:"bytes,12,opt,name=pressure,proto3" json:"pressure,omitempty"`     // of the whole guest
 	unknownFields  protoimpl.UnknownFields
 	sizeCache      protoimpl.SizeCache
 }
 
 func (x *StatsResponse) Reset() {
 	*x = StatsResponse{}
-	mi := &file_node_v1_node_proto_msgTypes[102]
+	mi := &file_node_v1_node_proto_msgTypes[106]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -7503,7 +7818,7 @@ func (x *StatsResponse) String() string {
 func (*StatsResponse) ProtoMessage() {}
 
 func (x *StatsResponse) ProtoReflect() protoreflect.Message {
-	mi := &file_node_v1_node_proto_msgTypes[102]
+	mi := &file_node_v1_node_proto_msgTypes[106]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -7516,7 +7831,7 @@ func (x *StatsResponse) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use StatsResponse.ProtoReflect.Descriptor instead.
 func (*StatsResponse) Descriptor() ([]byte, []int) {
-	return file_node_v1_node_proto_rawDescGZIP(), []int{102}
+	return file_node_v1_node_proto_rawDescGZIP(), []int{106}
 }
 
 func (x *StatsResponse) GetCpuSeconds() float64 {
@@ -7596,6 +7911,13 @@ func (x *StatsResponse) GetVolumes() []*VolumeStats {
 	return nil
 }
 
+func (x *StatsResponse) GetPressure() *Pressure {
+	if x != nil {
+		return x.Pressure
+	}
+	return nil
+}
+
 // DescribeResponse is what a guest tells of itself.
 type DescribeResponse struct {
 	state          protoimpl.MessageState `protogen:"open.v1"`
@@ -7612,7 +7934,7 @@ type DescribeResponse struct {
 
 func (x *DescribeResponse) Reset() {
 	*x = DescribeResponse{}
-	mi := &file_node_v1_node_proto_msgTypes[103]
+	mi := &file_node_v1_node_proto_msgTypes[107]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -7624,7 +7946,7 @@ func (x *DescribeResponse) String() string {
 func (*DescribeResponse) ProtoMessage() {}
 
 func (x *DescribeResponse) ProtoReflect() protoreflect.Message {
-	mi := &file_node_v1_node_proto_msgTypes[103]
+	mi := &file_node_v1_node_proto_msgTypes[107]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -7637,7 +7959,7 @@ func (x *DescribeResponse) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use DescribeResponse.ProtoReflect.Descriptor instead.
 func (*DescribeResponse) Descriptor() ([]byte, []int) {
-	return file_node_v1_node_proto_rawDescGZIP(), []int{103}
+	return file_node_v1_node_proto_rawDescGZIP(), []int{107}
 }
 
 func (x *DescribeResponse) GetAgent() string {
@@ -7706,7 +8028,7 @@ type GuestOS struct {
 
 func (x *GuestOS) Reset() {
 	*x = GuestOS{}
-	mi := &file_node_v1_node_proto_msgTypes[104]
+	mi := &file_node_v1_node_proto_msgTypes[108]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -7718,7 +8040,7 @@ func (x *GuestOS) String() string {
 func (*GuestOS) ProtoMessage() {}
 
 func (x *GuestOS) ProtoReflect() protoreflect.Message {
-	mi := &file_node_v1_node_proto_msgTypes[104]
+	mi := &file_node_v1_node_proto_msgTypes[108]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -7731,7 +8053,7 @@ func (x *GuestOS) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use GuestOS.ProtoReflect.Descriptor instead.
 func (*GuestOS) Descriptor() ([]byte, []int) {
-	return file_node_v1_node_proto_rawDescGZIP(), []int{104}
+	return file_node_v1_node_proto_rawDescGZIP(), []int{108}
 }
 
 func (x *GuestOS) GetId() string {
@@ -7802,7 +8124,7 @@ type GuestUser struct {
 
 func (x *GuestUser) Reset() {
 	*x = GuestUser{}
-	mi := &file_node_v1_node_proto_msgTypes[105]
+	mi := &file_node_v1_node_proto_msgTypes[109]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -7814,7 +8136,7 @@ func (x *GuestUser) String() string {
 func (*GuestUser) ProtoMessage() {}
 
 func (x *GuestUser) ProtoReflect() protoreflect.Message {
-	mi := &file_node_v1_node_proto_msgTypes[105]
+	mi := &file_node_v1_node_proto_msgTypes[109]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -7827,7 +8149,7 @@ func (x *GuestUser) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use GuestUser.ProtoReflect.Descriptor instead.
 func (*GuestUser) Descriptor() ([]byte, []int) {
-	return file_node_v1_node_proto_rawDescGZIP(), []int{105}
+	return file_node_v1_node_proto_rawDescGZIP(), []int{109}
 }
 
 func (x *GuestUser) GetName() string {
@@ -7866,7 +8188,7 @@ type GuestFileSystem struct {
 
 func (x *GuestFileSystem) Reset() {
 	*x = GuestFileSystem{}
-	mi := &file_node_v1_node_proto_msgTypes[106]
+	mi := &file_node_v1_node_proto_msgTypes[110]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -7878,7 +8200,7 @@ func (x *GuestFileSystem) String() string {
 func (*GuestFileSystem) ProtoMessage() {}
 
 func (x *GuestFileSystem) ProtoReflect() protoreflect.Message {
-	mi := &file_node_v1_node_proto_msgTypes[106]
+	mi := &file_node_v1_node_proto_msgTypes[110]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -7891,7 +8213,7 @@ func (x *GuestFileSystem) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use GuestFileSystem.ProtoReflect.Descriptor instead.
 func (*GuestFileSystem) Descriptor() ([]byte, []int) {
-	return file_node_v1_node_proto_rawDescGZIP(), []int{106}
+	return file_node_v1_node_proto_rawDescGZIP(), []int{110}
 }
 
 func (x *GuestFileSystem) GetDevice() string {
@@ -7946,7 +8268,7 @@ type GuestDisk struct {
 
 func (x *GuestDisk) Reset() {
 	*x = GuestDisk{}
-	mi := &file_node_v1_node_proto_msgTypes[107]
+	mi := &file_node_v1_node_proto_msgTypes[111]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -7958,7 +8280,7 @@ func (x *GuestDisk) String() string {
 func (*GuestDisk) ProtoMessage() {}
 
 func (x *GuestDisk) ProtoReflect() protoreflect.Message {
-	mi := &file_node_v1_node_proto_msgTypes[107]
+	mi := &file_node_v1_node_proto_msgTypes[111]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -7971,7 +8293,7 @@ func (x *GuestDisk) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use GuestDisk.ProtoReflect.Descriptor instead.
 func (*GuestDisk) Descriptor() ([]byte, []int) {
-	return file_node_v1_node_proto_rawDescGZIP(), []int{107}
+	return file_node_v1_node_proto_rawDescGZIP(), []int{111}
 }
 
 func (x *GuestDisk) GetSerial() string {
@@ -8003,7 +8325,7 @@ type VolumeStats struct {
 
 func (x *VolumeStats) Reset() {
 	*x = VolumeStats{}
-	mi := &file_node_v1_node_proto_msgTypes[108]
+	mi := &file_node_v1_node_proto_msgTypes[112]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -8015,7 +8337,7 @@ func (x *VolumeStats) String() string {
 func (*VolumeStats) ProtoMessage() {}
 
 func (x *VolumeStats) ProtoReflect() protoreflect.Message {
-	mi := &file_node_v1_node_proto_msgTypes[108]
+	mi := &file_node_v1_node_proto_msgTypes[112]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -8028,7 +8350,7 @@ func (x *VolumeStats) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use VolumeStats.ProtoReflect.Descriptor instead.
 func (*VolumeStats) Descriptor() ([]byte, []int) {
-	return file_node_v1_node_proto_rawDescGZIP(), []int{108}
+	return file_node_v1_node_proto_rawDescGZIP(), []int{112}
 }
 
 func (x *VolumeStats) GetName() string {
@@ -8077,15 +8399,21 @@ func (x *VolumeStats) GetInodesFree() int64 {
 type ContainerStats struct {
 	state         protoimpl.MessageState `protogen:"open.v1"`
 	Name          string                 `protobuf:"bytes,1,opt,name=name,proto3" json:"name,omitempty"`
-	CpuSeconds    float64                `protobuf:"fixed64,2,opt,name=cpu_seconds,json=cpuSeconds,proto3" json:"cpu_seconds,omitempty"` // of all its runs since the guest booted
-	Memory        int64                  `protobuf:"varint,3,opt,name=memory,proto3" json:"memory,omitempty"`                            // bytes: without file pages that are not in use
+	CpuSeconds    float64                `protobuf:"fixed64,2,opt,name=cpu_seconds,json=cpuSeconds,proto3" json:"cpu_seconds,omitempty"`   // of all its runs since the guest booted
+	Memory        int64                  `protobuf:"varint,3,opt,name=memory,proto3" json:"memory,omitempty"`                              // bytes: without file pages that are not in use
+	MemoryTotal   int64                  `protobuf:"varint,4,opt,name=memory_total,json=memoryTotal,proto3" json:"memory_total,omitempty"` // bytes: with all file pages
+	Anonymous     int64                  `protobuf:"varint,5,opt,name=anonymous,proto3" json:"anonymous,omitempty"`                        // bytes of anonymous memory
+	PageFaults    int64                  `protobuf:"varint,6,opt,name=page_faults,json=pageFaults,proto3" json:"page_faults,omitempty"`
+	MajorFaults   int64                  `protobuf:"varint,7,opt,name=major_faults,json=majorFaults,proto3" json:"major_faults,omitempty"` // those that waited for a disk
+	Written       *DiskUse               `protobuf:"bytes,8,opt,name=written,proto3" json:"written,omitempty"`                             // absent until the guest has counted it
+	Pressure      *Pressure              `protobuf:"bytes,9,opt,name=pressure,proto3" json:"pressure,omitempty"`
 	unknownFields protoimpl.UnknownFields
 	sizeCache     protoimpl.SizeCache
 }
 
 func (x *ContainerStats) Reset() {
 	*x = ContainerStats{}
-	mi := &file_node_v1_node_proto_msgTypes[109]
+	mi := &file_node_v1_node_proto_msgTypes[113]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -8097,7 +8425,7 @@ func (x *ContainerStats) String() string {
 func (*ContainerStats) ProtoMessage() {}
 
 func (x *ContainerStats) ProtoReflect() protoreflect.Message {
-	mi := &file_node_v1_node_proto_msgTypes[109]
+	mi := &file_node_v1_node_proto_msgTypes[113]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -8110,7 +8438,7 @@ func (x *ContainerStats) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use ContainerStats.ProtoReflect.Descriptor instead.
 func (*ContainerStats) Descriptor() ([]byte, []int) {
-	return file_node_v1_node_proto_rawDescGZIP(), []int{109}
+	return file_node_v1_node_proto_rawDescGZIP(), []int{113}
 }
 
 func (x *ContainerStats) GetName() string {
@@ -8134,6 +8462,283 @@ func (x *ContainerStats) GetMemory() int64 {
 	return 0
 }
 
+func (x *ContainerStats) GetMemoryTotal() int64 {
+	if x != nil {
+		return x.MemoryTotal
+	}
+	return 0
+}
+
+func (x *ContainerStats) GetAnonymous() int64 {
+	if x != nil {
+		return x.Anonymous
+	}
+	return 0
+}
+
+func (x *ContainerStats) GetPageFaults() int64 {
+	if x != nil {
+		return x.PageFaults
+	}
+	return 0
+}
+
+func (x *ContainerStats) GetMajorFaults() int64 {
+	if x != nil {
+		return x.MajorFaults
+	}
+	return 0
+}
+
+func (x *ContainerStats) GetWritten() *DiskUse {
+	if x != nil {
+		return x.Written
+	}
+	return nil
+}
+
+func (x *ContainerStats) GetPressure() *Pressure {
+	if x != nil {
+		return x.Pressure
+	}
+	return nil
+}
+
+// DiskUse is what a container has written to its disk.
+type DiskUse struct {
+	state         protoimpl.MessageState `protogen:"open.v1"`
+	Bytes         int64                  `protobuf:"varint,1,opt,name=bytes,proto3" json:"bytes,omitempty"`
+	Inodes        int64                  `protobuf:"varint,2,opt,name=inodes,proto3" json:"inodes,omitempty"`
+	unknownFields protoimpl.UnknownFields
+	sizeCache     protoimpl.SizeCache
+}
+
+func (x *DiskUse) Reset() {
+	*x = DiskUse{}
+	mi := &file_node_v1_node_proto_msgTypes[114]
+	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+	ms.StoreMessageInfo(mi)
+}
+
+func (x *DiskUse) String() string {
+	return protoimpl.X.MessageStringOf(x)
+}
+
+func (*DiskUse) ProtoMessage() {}
+
+func (x *DiskUse) ProtoReflect() protoreflect.Message {
+	mi := &file_node_v1_node_proto_msgTypes[114]
+	if x != nil {
+		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+		if ms.LoadMessageInfo() == nil {
+			ms.StoreMessageInfo(mi)
+		}
+		return ms
+	}
+	return mi.MessageOf(x)
+}
+
+// Deprecated: Use DiskUse.ProtoReflect.Descriptor instead.
+func (*DiskUse) Descriptor() ([]byte, []int) {
+	return file_node_v1_node_proto_rawDescGZIP(), []int{114}
+}
+
+func (x *DiskUse) GetBytes() int64 {
+	if x != nil {
+		return x.Bytes
+	}
+	return 0
+}
+
+func (x *DiskUse) GetInodes() int64 {
+	if x != nil {
+		return x.Inodes
+	}
+	return 0
+}
+
+// Pressure says how long programs have waited because a resource was short (pressure stall information of the kernel). What its kernel
+// does not tell is absent.
+type Pressure struct {
+	state         protoimpl.MessageState `protogen:"open.v1"`
+	Cpu           *Stall                 `protobuf:"bytes,1,opt,name=cpu,proto3" json:"cpu,omitempty"`
+	Memory        *Stall                 `protobuf:"bytes,2,opt,name=memory,proto3" json:"memory,omitempty"`
+	Io            *Stall                 `protobuf:"bytes,3,opt,name=io,proto3" json:"io,omitempty"`
+	unknownFields protoimpl.UnknownFields
+	sizeCache     protoimpl.SizeCache
+}
+
+func (x *Pressure) Reset() {
+	*x = Pressure{}
+	mi := &file_node_v1_node_proto_msgTypes[115]
+	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+	ms.StoreMessageInfo(mi)
+}
+
+func (x *Pressure) String() string {
+	return protoimpl.X.MessageStringOf(x)
+}
+
+func (*Pressure) ProtoMessage() {}
+
+func (x *Pressure) ProtoReflect() protoreflect.Message {
+	mi := &file_node_v1_node_proto_msgTypes[115]
+	if x != nil {
+		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+		if ms.LoadMessageInfo() == nil {
+			ms.StoreMessageInfo(mi)
+		}
+		return ms
+	}
+	return mi.MessageOf(x)
+}
+
+// Deprecated: Use Pressure.ProtoReflect.Descriptor instead.
+func (*Pressure) Descriptor() ([]byte, []int) {
+	return file_node_v1_node_proto_rawDescGZIP(), []int{115}
+}
+
+func (x *Pressure) GetCpu() *Stall {
+	if x != nil {
+		return x.Cpu
+	}
+	return nil
+}
+
+func (x *Pressure) GetMemory() *Stall {
+	if x != nil {
+		return x.Memory
+	}
+	return nil
+}
+
+func (x *Pressure) GetIo() *Stall {
+	if x != nil {
+		return x.Io
+	}
+	return nil
+}
+
+type Stall struct {
+	state         protoimpl.MessageState `protogen:"open.v1"`
+	Some          *Waits                 `protobuf:"bytes,1,opt,name=some,proto3" json:"some,omitempty"` // at least one program waited
+	Full          *Waits                 `protobuf:"bytes,2,opt,name=full,proto3" json:"full,omitempty"` // all did
+	unknownFields protoimpl.UnknownFields
+	sizeCache     protoimpl.SizeCache
+}
+
+func (x *Stall) Reset() {
+	*x = Stall{}
+	mi := &file_node_v1_node_proto_msgTypes[116]
+	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+	ms.StoreMessageInfo(mi)
+}
+
+func (x *Stall) String() string {
+	return protoimpl.X.MessageStringOf(x)
+}
+
+func (*Stall) ProtoMessage() {}
+
+func (x *Stall) ProtoReflect() protoreflect.Message {
+	mi := &file_node_v1_node_proto_msgTypes[116]
+	if x != nil {
+		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+		if ms.LoadMessageInfo() == nil {
+			ms.StoreMessageInfo(mi)
+		}
+		return ms
+	}
+	return mi.MessageOf(x)
+}
+
+// Deprecated: Use Stall.ProtoReflect.Descriptor instead.
+func (*Stall) Descriptor() ([]byte, []int) {
+	return file_node_v1_node_proto_rawDescGZIP(), []int{116}
+}
+
+func (x *Stall) GetSome() *Waits {
+	if x != nil {
+		return x.Some
+	}
+	return nil
+}
+
+func (x *Stall) GetFull() *Waits {
+	if x != nil {
+		return x.Full
+	}
+	return nil
+}
+
+type Waits struct {
+	state         protoimpl.MessageState `protogen:"open.v1"`
+	TotalNs       int64                  `protobuf:"varint,1,opt,name=total_ns,json=totalNs,proto3" json:"total_ns,omitempty"`
+	Avg10         float64                `protobuf:"fixed64,2,opt,name=avg10,proto3" json:"avg10,omitempty"` // percent of the last 10 seconds
+	Avg60         float64                `protobuf:"fixed64,3,opt,name=avg60,proto3" json:"avg60,omitempty"`
+	Avg300        float64                `protobuf:"fixed64,4,opt,name=avg300,proto3" json:"avg300,omitempty"`
+	unknownFields protoimpl.UnknownFields
+	sizeCache     protoimpl.SizeCache
+}
+
+func (x *Waits) Reset() {
+	*x = Waits{}
+	mi := &file_node_v1_node_proto_msgTypes[117]
+	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+	ms.StoreMessageInfo(mi)
+}
+
+func (x *Waits) String() string {
+	return protoimpl.X.MessageStringOf(x)
+}
+
+func (*Waits) ProtoMessage() {}
+
+func (x *Waits) ProtoReflect() protoreflect.Message {
+	mi := &file_node_v1_node_proto_msgTypes[117]
+	if x != nil {
+		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+		if ms.LoadMessageInfo() == nil {
+			ms.StoreMessageInfo(mi)
+		}
+		return ms
+	}
+	return mi.MessageOf(x)
+}
+
+// Deprecated: Use Waits.ProtoReflect.Descriptor instead.
+func (*Waits) Descriptor() ([]byte, []int) {
+	return file_node_v1_node_proto_rawDescGZIP(), []int{117}
+}
+
+func (x *Waits) GetTotalNs() int64 {
+	if x != nil {
+		return x.TotalNs
+	}
+	return 0
+}
+
+func (x *Waits) GetAvg10() float64 {
+	if x != nil {
+		return x.Avg10
+	}
+	return 0
+}
+
+func (x *Waits) GetAvg60() float64 {
+	if x != nil {
+		return x.Avg60
+	}
+	return 0
+}
+
+func (x *Waits) GetAvg300() float64 {
+	if x != nil {
+		return x.Avg300
+	}
+	return 0
+}
+
 type ImportRequest struct {
 	state protoimpl.MessageState `protogen:"open.v1"`
 	// Types that are valid to be assigned to Of:
@@ -8147,7 +8752,7 @@ type ImportRequest struct {
 
 func (x *ImportRequest) Reset() {
 	*x = ImportRequest{}
-	mi := &file_node_v1_node_proto_msgTypes[110]
+	mi := &file_node_v1_node_proto_msgTypes[118]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -8159,7 +8764,7 @@ func (x *ImportRequest) String() string {
 func (*ImportRequest) ProtoMessage() {}
 
 func (x *ImportRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_node_v1_node_proto_msgTypes[110]
+	mi := &file_node_v1_node_proto_msgTypes[118]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -8172,7 +8777,7 @@ func (x *ImportRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use ImportRequest.ProtoReflect.Descriptor instead.
 func (*ImportRequest) Descriptor() ([]byte, []int) {
-	return file_node_v1_node_proto_rawDescGZIP(), []int{110}
+	return file_node_v1_node_proto_rawDescGZIP(), []int{118}
 }
 
 func (x *ImportRequest) GetOf() isImportRequest_Of {
@@ -8225,7 +8830,7 @@ type ImportStart struct {
 
 func (x *ImportStart) Reset() {
 	*x = ImportStart{}
-	mi := &file_node_v1_node_proto_msgTypes[111]
+	mi := &file_node_v1_node_proto_msgTypes[119]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -8237,7 +8842,7 @@ func (x *ImportStart) String() string {
 func (*ImportStart) ProtoMessage() {}
 
 func (x *ImportStart) ProtoReflect() protoreflect.Message {
-	mi := &file_node_v1_node_proto_msgTypes[111]
+	mi := &file_node_v1_node_proto_msgTypes[119]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -8250,7 +8855,7 @@ func (x *ImportStart) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use ImportStart.ProtoReflect.Descriptor instead.
 func (*ImportStart) Descriptor() ([]byte, []int) {
-	return file_node_v1_node_proto_rawDescGZIP(), []int{111}
+	return file_node_v1_node_proto_rawDescGZIP(), []int{119}
 }
 
 func (x *ImportStart) GetName() string {
@@ -8273,7 +8878,7 @@ type ImportResponse struct {
 
 func (x *ImportResponse) Reset() {
 	*x = ImportResponse{}
-	mi := &file_node_v1_node_proto_msgTypes[112]
+	mi := &file_node_v1_node_proto_msgTypes[120]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -8285,7 +8890,7 @@ func (x *ImportResponse) String() string {
 func (*ImportResponse) ProtoMessage() {}
 
 func (x *ImportResponse) ProtoReflect() protoreflect.Message {
-	mi := &file_node_v1_node_proto_msgTypes[112]
+	mi := &file_node_v1_node_proto_msgTypes[120]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -8298,7 +8903,7 @@ func (x *ImportResponse) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use ImportResponse.ProtoReflect.Descriptor instead.
 func (*ImportResponse) Descriptor() ([]byte, []int) {
-	return file_node_v1_node_proto_rawDescGZIP(), []int{112}
+	return file_node_v1_node_proto_rawDescGZIP(), []int{120}
 }
 
 func (x *ImportResponse) GetOf() isImportResponse_Of {
@@ -8350,7 +8955,7 @@ type ListImagesRequest struct {
 
 func (x *ListImagesRequest) Reset() {
 	*x = ListImagesRequest{}
-	mi := &file_node_v1_node_proto_msgTypes[113]
+	mi := &file_node_v1_node_proto_msgTypes[121]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -8362,7 +8967,7 @@ func (x *ListImagesRequest) String() string {
 func (*ListImagesRequest) ProtoMessage() {}
 
 func (x *ListImagesRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_node_v1_node_proto_msgTypes[113]
+	mi := &file_node_v1_node_proto_msgTypes[121]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -8375,7 +8980,7 @@ func (x *ListImagesRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use ListImagesRequest.ProtoReflect.Descriptor instead.
 func (*ListImagesRequest) Descriptor() ([]byte, []int) {
-	return file_node_v1_node_proto_rawDescGZIP(), []int{113}
+	return file_node_v1_node_proto_rawDescGZIP(), []int{121}
 }
 
 type GetImageRequest struct {
@@ -8387,7 +8992,7 @@ type GetImageRequest struct {
 
 func (x *GetImageRequest) Reset() {
 	*x = GetImageRequest{}
-	mi := &file_node_v1_node_proto_msgTypes[114]
+	mi := &file_node_v1_node_proto_msgTypes[122]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -8399,7 +9004,7 @@ func (x *GetImageRequest) String() string {
 func (*GetImageRequest) ProtoMessage() {}
 
 func (x *GetImageRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_node_v1_node_proto_msgTypes[114]
+	mi := &file_node_v1_node_proto_msgTypes[122]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -8412,7 +9017,7 @@ func (x *GetImageRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use GetImageRequest.ProtoReflect.Descriptor instead.
 func (*GetImageRequest) Descriptor() ([]byte, []int) {
-	return file_node_v1_node_proto_rawDescGZIP(), []int{114}
+	return file_node_v1_node_proto_rawDescGZIP(), []int{122}
 }
 
 func (x *GetImageRequest) GetRef() string {
@@ -8431,7 +9036,7 @@ type RemoveImageRequest struct {
 
 func (x *RemoveImageRequest) Reset() {
 	*x = RemoveImageRequest{}
-	mi := &file_node_v1_node_proto_msgTypes[115]
+	mi := &file_node_v1_node_proto_msgTypes[123]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -8443,7 +9048,7 @@ func (x *RemoveImageRequest) String() string {
 func (*RemoveImageRequest) ProtoMessage() {}
 
 func (x *RemoveImageRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_node_v1_node_proto_msgTypes[115]
+	mi := &file_node_v1_node_proto_msgTypes[123]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -8456,7 +9061,7 @@ func (x *RemoveImageRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use RemoveImageRequest.ProtoReflect.Descriptor instead.
 func (*RemoveImageRequest) Descriptor() ([]byte, []int) {
-	return file_node_v1_node_proto_rawDescGZIP(), []int{115}
+	return file_node_v1_node_proto_rawDescGZIP(), []int{123}
 }
 
 func (x *RemoveImageRequest) GetRef() string {
@@ -8474,7 +9079,7 @@ type RemoveImageResponse struct {
 
 func (x *RemoveImageResponse) Reset() {
 	*x = RemoveImageResponse{}
-	mi := &file_node_v1_node_proto_msgTypes[116]
+	mi := &file_node_v1_node_proto_msgTypes[124]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -8486,7 +9091,7 @@ func (x *RemoveImageResponse) String() string {
 func (*RemoveImageResponse) ProtoMessage() {}
 
 func (x *RemoveImageResponse) ProtoReflect() protoreflect.Message {
-	mi := &file_node_v1_node_proto_msgTypes[116]
+	mi := &file_node_v1_node_proto_msgTypes[124]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -8499,7 +9104,7 @@ func (x *RemoveImageResponse) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use RemoveImageResponse.ProtoReflect.Descriptor instead.
 func (*RemoveImageResponse) Descriptor() ([]byte, []int) {
-	return file_node_v1_node_proto_rawDescGZIP(), []int{116}
+	return file_node_v1_node_proto_rawDescGZIP(), []int{124}
 }
 
 type Image struct {
@@ -8520,7 +9125,7 @@ type Image struct {
 
 func (x *Image) Reset() {
 	*x = Image{}
-	mi := &file_node_v1_node_proto_msgTypes[117]
+	mi := &file_node_v1_node_proto_msgTypes[125]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -8532,7 +9137,7 @@ func (x *Image) String() string {
 func (*Image) ProtoMessage() {}
 
 func (x *Image) ProtoReflect() protoreflect.Message {
-	mi := &file_node_v1_node_proto_msgTypes[117]
+	mi := &file_node_v1_node_proto_msgTypes[125]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -8545,7 +9150,7 @@ func (x *Image) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use Image.ProtoReflect.Descriptor instead.
 func (*Image) Descriptor() ([]byte, []int) {
-	return file_node_v1_node_proto_rawDescGZIP(), []int{117}
+	return file_node_v1_node_proto_rawDescGZIP(), []int{125}
 }
 
 func (x *Image) GetId() string {
@@ -8630,7 +9235,7 @@ type PullRequest struct {
 
 func (x *PullRequest) Reset() {
 	*x = PullRequest{}
-	mi := &file_node_v1_node_proto_msgTypes[118]
+	mi := &file_node_v1_node_proto_msgTypes[126]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -8642,7 +9247,7 @@ func (x *PullRequest) String() string {
 func (*PullRequest) ProtoMessage() {}
 
 func (x *PullRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_node_v1_node_proto_msgTypes[118]
+	mi := &file_node_v1_node_proto_msgTypes[126]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -8655,7 +9260,7 @@ func (x *PullRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use PullRequest.ProtoReflect.Descriptor instead.
 func (*PullRequest) Descriptor() ([]byte, []int) {
-	return file_node_v1_node_proto_rawDescGZIP(), []int{118}
+	return file_node_v1_node_proto_rawDescGZIP(), []int{126}
 }
 
 func (x *PullRequest) GetName() string {
@@ -8699,7 +9304,7 @@ type RegistryAuth struct {
 
 func (x *RegistryAuth) Reset() {
 	*x = RegistryAuth{}
-	mi := &file_node_v1_node_proto_msgTypes[119]
+	mi := &file_node_v1_node_proto_msgTypes[127]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -8711,7 +9316,7 @@ func (x *RegistryAuth) String() string {
 func (*RegistryAuth) ProtoMessage() {}
 
 func (x *RegistryAuth) ProtoReflect() protoreflect.Message {
-	mi := &file_node_v1_node_proto_msgTypes[119]
+	mi := &file_node_v1_node_proto_msgTypes[127]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -8724,7 +9329,7 @@ func (x *RegistryAuth) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use RegistryAuth.ProtoReflect.Descriptor instead.
 func (*RegistryAuth) Descriptor() ([]byte, []int) {
-	return file_node_v1_node_proto_rawDescGZIP(), []int{119}
+	return file_node_v1_node_proto_rawDescGZIP(), []int{127}
 }
 
 func (x *RegistryAuth) GetRegistry() string {
@@ -8768,7 +9373,7 @@ type PullResponse struct {
 
 func (x *PullResponse) Reset() {
 	*x = PullResponse{}
-	mi := &file_node_v1_node_proto_msgTypes[120]
+	mi := &file_node_v1_node_proto_msgTypes[128]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -8780,7 +9385,7 @@ func (x *PullResponse) String() string {
 func (*PullResponse) ProtoMessage() {}
 
 func (x *PullResponse) ProtoReflect() protoreflect.Message {
-	mi := &file_node_v1_node_proto_msgTypes[120]
+	mi := &file_node_v1_node_proto_msgTypes[128]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -8793,7 +9398,7 @@ func (x *PullResponse) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use PullResponse.ProtoReflect.Descriptor instead.
 func (*PullResponse) Descriptor() ([]byte, []int) {
-	return file_node_v1_node_proto_rawDescGZIP(), []int{120}
+	return file_node_v1_node_proto_rawDescGZIP(), []int{128}
 }
 
 func (x *PullResponse) GetOf() isPullResponse_Of {
@@ -8848,7 +9453,7 @@ type Progress struct {
 
 func (x *Progress) Reset() {
 	*x = Progress{}
-	mi := &file_node_v1_node_proto_msgTypes[121]
+	mi := &file_node_v1_node_proto_msgTypes[129]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -8860,7 +9465,7 @@ func (x *Progress) String() string {
 func (*Progress) ProtoMessage() {}
 
 func (x *Progress) ProtoReflect() protoreflect.Message {
-	mi := &file_node_v1_node_proto_msgTypes[121]
+	mi := &file_node_v1_node_proto_msgTypes[129]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -8873,7 +9478,7 @@ func (x *Progress) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use Progress.ProtoReflect.Descriptor instead.
 func (*Progress) Descriptor() ([]byte, []int) {
-	return file_node_v1_node_proto_rawDescGZIP(), []int{121}
+	return file_node_v1_node_proto_rawDescGZIP(), []int{129}
 }
 
 func (x *Progress) GetPhase() string {
@@ -8906,7 +9511,7 @@ type ExplainRequest struct {
 
 func (x *ExplainRequest) Reset() {
 	*x = ExplainRequest{}
-	mi := &file_node_v1_node_proto_msgTypes[122]
+	mi := &file_node_v1_node_proto_msgTypes[130]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -8918,7 +9523,7 @@ func (x *ExplainRequest) String() string {
 func (*ExplainRequest) ProtoMessage() {}
 
 func (x *ExplainRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_node_v1_node_proto_msgTypes[122]
+	mi := &file_node_v1_node_proto_msgTypes[130]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -8931,7 +9536,7 @@ func (x *ExplainRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use ExplainRequest.ProtoReflect.Descriptor instead.
 func (*ExplainRequest) Descriptor() ([]byte, []int) {
-	return file_node_v1_node_proto_rawDescGZIP(), []int{122}
+	return file_node_v1_node_proto_rawDescGZIP(), []int{130}
 }
 
 func (x *ExplainRequest) GetName() string {
@@ -8958,7 +9563,7 @@ type ExplainResponse struct {
 
 func (x *ExplainResponse) Reset() {
 	*x = ExplainResponse{}
-	mi := &file_node_v1_node_proto_msgTypes[123]
+	mi := &file_node_v1_node_proto_msgTypes[131]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -8970,7 +9575,7 @@ func (x *ExplainResponse) String() string {
 func (*ExplainResponse) ProtoMessage() {}
 
 func (x *ExplainResponse) ProtoReflect() protoreflect.Message {
-	mi := &file_node_v1_node_proto_msgTypes[123]
+	mi := &file_node_v1_node_proto_msgTypes[131]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -8983,7 +9588,7 @@ func (x *ExplainResponse) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use ExplainResponse.ProtoReflect.Descriptor instead.
 func (*ExplainResponse) Descriptor() ([]byte, []int) {
-	return file_node_v1_node_proto_rawDescGZIP(), []int{123}
+	return file_node_v1_node_proto_rawDescGZIP(), []int{131}
 }
 
 func (x *ExplainResponse) GetName() string {
@@ -9064,7 +9669,7 @@ type CollectRequest struct {
 
 func (x *CollectRequest) Reset() {
 	*x = CollectRequest{}
-	mi := &file_node_v1_node_proto_msgTypes[124]
+	mi := &file_node_v1_node_proto_msgTypes[132]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -9076,7 +9681,7 @@ func (x *CollectRequest) String() string {
 func (*CollectRequest) ProtoMessage() {}
 
 func (x *CollectRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_node_v1_node_proto_msgTypes[124]
+	mi := &file_node_v1_node_proto_msgTypes[132]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -9089,7 +9694,7 @@ func (x *CollectRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use CollectRequest.ProtoReflect.Descriptor instead.
 func (*CollectRequest) Descriptor() ([]byte, []int) {
-	return file_node_v1_node_proto_rawDescGZIP(), []int{124}
+	return file_node_v1_node_proto_rawDescGZIP(), []int{132}
 }
 
 func (x *CollectRequest) GetMinAgeNs() int64 {
@@ -9144,7 +9749,7 @@ type CollectResponse struct {
 
 func (x *CollectResponse) Reset() {
 	*x = CollectResponse{}
-	mi := &file_node_v1_node_proto_msgTypes[125]
+	mi := &file_node_v1_node_proto_msgTypes[133]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -9156,7 +9761,7 @@ func (x *CollectResponse) String() string {
 func (*CollectResponse) ProtoMessage() {}
 
 func (x *CollectResponse) ProtoReflect() protoreflect.Message {
-	mi := &file_node_v1_node_proto_msgTypes[125]
+	mi := &file_node_v1_node_proto_msgTypes[133]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -9169,7 +9774,7 @@ func (x *CollectResponse) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use CollectResponse.ProtoReflect.Descriptor instead.
 func (*CollectResponse) Descriptor() ([]byte, []int) {
-	return file_node_v1_node_proto_rawDescGZIP(), []int{125}
+	return file_node_v1_node_proto_rawDescGZIP(), []int{133}
 }
 
 func (x *CollectResponse) GetImages() []*Image {
@@ -9195,7 +9800,7 @@ type ExportRequest struct {
 
 func (x *ExportRequest) Reset() {
 	*x = ExportRequest{}
-	mi := &file_node_v1_node_proto_msgTypes[126]
+	mi := &file_node_v1_node_proto_msgTypes[134]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -9207,7 +9812,7 @@ func (x *ExportRequest) String() string {
 func (*ExportRequest) ProtoMessage() {}
 
 func (x *ExportRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_node_v1_node_proto_msgTypes[126]
+	mi := &file_node_v1_node_proto_msgTypes[134]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -9220,7 +9825,7 @@ func (x *ExportRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use ExportRequest.ProtoReflect.Descriptor instead.
 func (*ExportRequest) Descriptor() ([]byte, []int) {
-	return file_node_v1_node_proto_rawDescGZIP(), []int{126}
+	return file_node_v1_node_proto_rawDescGZIP(), []int{134}
 }
 
 func (x *ExportRequest) GetRef() string {
@@ -9239,7 +9844,7 @@ type ExportResponse struct {
 
 func (x *ExportResponse) Reset() {
 	*x = ExportResponse{}
-	mi := &file_node_v1_node_proto_msgTypes[127]
+	mi := &file_node_v1_node_proto_msgTypes[135]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -9251,7 +9856,7 @@ func (x *ExportResponse) String() string {
 func (*ExportResponse) ProtoMessage() {}
 
 func (x *ExportResponse) ProtoReflect() protoreflect.Message {
-	mi := &file_node_v1_node_proto_msgTypes[127]
+	mi := &file_node_v1_node_proto_msgTypes[135]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -9264,7 +9869,7 @@ func (x *ExportResponse) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use ExportResponse.ProtoReflect.Descriptor instead.
 func (*ExportResponse) Descriptor() ([]byte, []int) {
-	return file_node_v1_node_proto_rawDescGZIP(), []int{127}
+	return file_node_v1_node_proto_rawDescGZIP(), []int{135}
 }
 
 func (x *ExportResponse) GetChunk() []byte {
@@ -9284,7 +9889,7 @@ type SyncMappingsRequest struct {
 
 func (x *SyncMappingsRequest) Reset() {
 	*x = SyncMappingsRequest{}
-	mi := &file_node_v1_node_proto_msgTypes[128]
+	mi := &file_node_v1_node_proto_msgTypes[136]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -9296,7 +9901,7 @@ func (x *SyncMappingsRequest) String() string {
 func (*SyncMappingsRequest) ProtoMessage() {}
 
 func (x *SyncMappingsRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_node_v1_node_proto_msgTypes[128]
+	mi := &file_node_v1_node_proto_msgTypes[136]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -9309,7 +9914,7 @@ func (x *SyncMappingsRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use SyncMappingsRequest.ProtoReflect.Descriptor instead.
 func (*SyncMappingsRequest) Descriptor() ([]byte, []int) {
-	return file_node_v1_node_proto_rawDescGZIP(), []int{128}
+	return file_node_v1_node_proto_rawDescGZIP(), []int{136}
 }
 
 func (x *SyncMappingsRequest) GetSource() string {
@@ -9336,7 +9941,7 @@ type Mapping struct {
 
 func (x *Mapping) Reset() {
 	*x = Mapping{}
-	mi := &file_node_v1_node_proto_msgTypes[129]
+	mi := &file_node_v1_node_proto_msgTypes[137]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -9348,7 +9953,7 @@ func (x *Mapping) String() string {
 func (*Mapping) ProtoMessage() {}
 
 func (x *Mapping) ProtoReflect() protoreflect.Message {
-	mi := &file_node_v1_node_proto_msgTypes[129]
+	mi := &file_node_v1_node_proto_msgTypes[137]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -9361,7 +9966,7 @@ func (x *Mapping) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use Mapping.ProtoReflect.Descriptor instead.
 func (*Mapping) Descriptor() ([]byte, []int) {
-	return file_node_v1_node_proto_rawDescGZIP(), []int{129}
+	return file_node_v1_node_proto_rawDescGZIP(), []int{137}
 }
 
 func (x *Mapping) GetName() string {
@@ -9386,7 +9991,7 @@ type ProblemsRequest struct {
 
 func (x *ProblemsRequest) Reset() {
 	*x = ProblemsRequest{}
-	mi := &file_node_v1_node_proto_msgTypes[130]
+	mi := &file_node_v1_node_proto_msgTypes[138]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -9398,7 +10003,7 @@ func (x *ProblemsRequest) String() string {
 func (*ProblemsRequest) ProtoMessage() {}
 
 func (x *ProblemsRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_node_v1_node_proto_msgTypes[130]
+	mi := &file_node_v1_node_proto_msgTypes[138]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -9411,7 +10016,7 @@ func (x *ProblemsRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use ProblemsRequest.ProtoReflect.Descriptor instead.
 func (*ProblemsRequest) Descriptor() ([]byte, []int) {
-	return file_node_v1_node_proto_rawDescGZIP(), []int{130}
+	return file_node_v1_node_proto_rawDescGZIP(), []int{138}
 }
 
 type MappingProblems struct {
@@ -9423,7 +10028,7 @@ type MappingProblems struct {
 
 func (x *MappingProblems) Reset() {
 	*x = MappingProblems{}
-	mi := &file_node_v1_node_proto_msgTypes[131]
+	mi := &file_node_v1_node_proto_msgTypes[139]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -9435,7 +10040,7 @@ func (x *MappingProblems) String() string {
 func (*MappingProblems) ProtoMessage() {}
 
 func (x *MappingProblems) ProtoReflect() protoreflect.Message {
-	mi := &file_node_v1_node_proto_msgTypes[131]
+	mi := &file_node_v1_node_proto_msgTypes[139]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -9448,7 +10053,7 @@ func (x *MappingProblems) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use MappingProblems.ProtoReflect.Descriptor instead.
 func (*MappingProblems) Descriptor() ([]byte, []int) {
-	return file_node_v1_node_proto_rawDescGZIP(), []int{131}
+	return file_node_v1_node_proto_rawDescGZIP(), []int{139}
 }
 
 func (x *MappingProblems) GetProblems() []*MappingProblem {
@@ -9470,7 +10075,7 @@ type MappingProblem struct {
 
 func (x *MappingProblem) Reset() {
 	*x = MappingProblem{}
-	mi := &file_node_v1_node_proto_msgTypes[132]
+	mi := &file_node_v1_node_proto_msgTypes[140]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -9482,7 +10087,7 @@ func (x *MappingProblem) String() string {
 func (*MappingProblem) ProtoMessage() {}
 
 func (x *MappingProblem) ProtoReflect() protoreflect.Message {
-	mi := &file_node_v1_node_proto_msgTypes[132]
+	mi := &file_node_v1_node_proto_msgTypes[140]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -9495,7 +10100,7 @@ func (x *MappingProblem) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use MappingProblem.ProtoReflect.Descriptor instead.
 func (*MappingProblem) Descriptor() ([]byte, []int) {
-	return file_node_v1_node_proto_rawDescGZIP(), []int{132}
+	return file_node_v1_node_proto_rawDescGZIP(), []int{140}
 }
 
 func (x *MappingProblem) GetSource() string {
@@ -9534,7 +10139,7 @@ type InfoRequest struct {
 
 func (x *InfoRequest) Reset() {
 	*x = InfoRequest{}
-	mi := &file_node_v1_node_proto_msgTypes[133]
+	mi := &file_node_v1_node_proto_msgTypes[141]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -9546,7 +10151,7 @@ func (x *InfoRequest) String() string {
 func (*InfoRequest) ProtoMessage() {}
 
 func (x *InfoRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_node_v1_node_proto_msgTypes[133]
+	mi := &file_node_v1_node_proto_msgTypes[141]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -9559,7 +10164,7 @@ func (x *InfoRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use InfoRequest.ProtoReflect.Descriptor instead.
 func (*InfoRequest) Descriptor() ([]byte, []int) {
-	return file_node_v1_node_proto_rawDescGZIP(), []int{133}
+	return file_node_v1_node_proto_rawDescGZIP(), []int{141}
 }
 
 type NodeInfo struct {
@@ -9584,7 +10189,7 @@ type NodeInfo struct {
 
 func (x *NodeInfo) Reset() {
 	*x = NodeInfo{}
-	mi := &file_node_v1_node_proto_msgTypes[134]
+	mi := &file_node_v1_node_proto_msgTypes[142]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -9596,7 +10201,7 @@ func (x *NodeInfo) String() string {
 func (*NodeInfo) ProtoMessage() {}
 
 func (x *NodeInfo) ProtoReflect() protoreflect.Message {
-	mi := &file_node_v1_node_proto_msgTypes[134]
+	mi := &file_node_v1_node_proto_msgTypes[142]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -9609,7 +10214,7 @@ func (x *NodeInfo) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use NodeInfo.ProtoReflect.Descriptor instead.
 func (*NodeInfo) Descriptor() ([]byte, []int) {
-	return file_node_v1_node_proto_rawDescGZIP(), []int{134}
+	return file_node_v1_node_proto_rawDescGZIP(), []int{142}
 }
 
 func (x *NodeInfo) GetVersion() string {
@@ -9727,7 +10332,7 @@ type VolumePool struct {
 
 func (x *VolumePool) Reset() {
 	*x = VolumePool{}
-	mi := &file_node_v1_node_proto_msgTypes[135]
+	mi := &file_node_v1_node_proto_msgTypes[143]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -9739,7 +10344,7 @@ func (x *VolumePool) String() string {
 func (*VolumePool) ProtoMessage() {}
 
 func (x *VolumePool) ProtoReflect() protoreflect.Message {
-	mi := &file_node_v1_node_proto_msgTypes[135]
+	mi := &file_node_v1_node_proto_msgTypes[143]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -9752,7 +10357,7 @@ func (x *VolumePool) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use VolumePool.ProtoReflect.Descriptor instead.
 func (*VolumePool) Descriptor() ([]byte, []int) {
-	return file_node_v1_node_proto_rawDescGZIP(), []int{135}
+	return file_node_v1_node_proto_rawDescGZIP(), []int{143}
 }
 
 func (x *VolumePool) GetKind() string {
@@ -9832,7 +10437,7 @@ type Network struct {
 
 func (x *Network) Reset() {
 	*x = Network{}
-	mi := &file_node_v1_node_proto_msgTypes[136]
+	mi := &file_node_v1_node_proto_msgTypes[144]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -9844,7 +10449,7 @@ func (x *Network) String() string {
 func (*Network) ProtoMessage() {}
 
 func (x *Network) ProtoReflect() protoreflect.Message {
-	mi := &file_node_v1_node_proto_msgTypes[136]
+	mi := &file_node_v1_node_proto_msgTypes[144]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -9857,7 +10462,7 @@ func (x *Network) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use Network.ProtoReflect.Descriptor instead.
 func (*Network) Descriptor() ([]byte, []int) {
-	return file_node_v1_node_proto_rawDescGZIP(), []int{136}
+	return file_node_v1_node_proto_rawDescGZIP(), []int{144}
 }
 
 func (x *Network) GetName() string {
@@ -9968,7 +10573,7 @@ type Driver struct {
 
 func (x *Driver) Reset() {
 	*x = Driver{}
-	mi := &file_node_v1_node_proto_msgTypes[137]
+	mi := &file_node_v1_node_proto_msgTypes[145]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -9980,7 +10585,7 @@ func (x *Driver) String() string {
 func (*Driver) ProtoMessage() {}
 
 func (x *Driver) ProtoReflect() protoreflect.Message {
-	mi := &file_node_v1_node_proto_msgTypes[137]
+	mi := &file_node_v1_node_proto_msgTypes[145]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -9993,7 +10598,7 @@ func (x *Driver) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use Driver.ProtoReflect.Descriptor instead.
 func (*Driver) Descriptor() ([]byte, []int) {
-	return file_node_v1_node_proto_rawDescGZIP(), []int{137}
+	return file_node_v1_node_proto_rawDescGZIP(), []int{145}
 }
 
 func (x *Driver) GetName() string {
@@ -10067,7 +10672,7 @@ type DoctorRequest struct {
 
 func (x *DoctorRequest) Reset() {
 	*x = DoctorRequest{}
-	mi := &file_node_v1_node_proto_msgTypes[138]
+	mi := &file_node_v1_node_proto_msgTypes[146]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -10079,7 +10684,7 @@ func (x *DoctorRequest) String() string {
 func (*DoctorRequest) ProtoMessage() {}
 
 func (x *DoctorRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_node_v1_node_proto_msgTypes[138]
+	mi := &file_node_v1_node_proto_msgTypes[146]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -10092,7 +10697,7 @@ func (x *DoctorRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use DoctorRequest.ProtoReflect.Descriptor instead.
 func (*DoctorRequest) Descriptor() ([]byte, []int) {
-	return file_node_v1_node_proto_rawDescGZIP(), []int{138}
+	return file_node_v1_node_proto_rawDescGZIP(), []int{146}
 }
 
 type DoctorResponse struct {
@@ -10104,7 +10709,7 @@ type DoctorResponse struct {
 
 func (x *DoctorResponse) Reset() {
 	*x = DoctorResponse{}
-	mi := &file_node_v1_node_proto_msgTypes[139]
+	mi := &file_node_v1_node_proto_msgTypes[147]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -10116,7 +10721,7 @@ func (x *DoctorResponse) String() string {
 func (*DoctorResponse) ProtoMessage() {}
 
 func (x *DoctorResponse) ProtoReflect() protoreflect.Message {
-	mi := &file_node_v1_node_proto_msgTypes[139]
+	mi := &file_node_v1_node_proto_msgTypes[147]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -10129,7 +10734,7 @@ func (x *DoctorResponse) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use DoctorResponse.ProtoReflect.Descriptor instead.
 func (*DoctorResponse) Descriptor() ([]byte, []int) {
-	return file_node_v1_node_proto_rawDescGZIP(), []int{139}
+	return file_node_v1_node_proto_rawDescGZIP(), []int{147}
 }
 
 func (x *DoctorResponse) GetChecks() []*Check {
@@ -10154,7 +10759,7 @@ type Check struct {
 
 func (x *Check) Reset() {
 	*x = Check{}
-	mi := &file_node_v1_node_proto_msgTypes[140]
+	mi := &file_node_v1_node_proto_msgTypes[148]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -10166,7 +10771,7 @@ func (x *Check) String() string {
 func (*Check) ProtoMessage() {}
 
 func (x *Check) ProtoReflect() protoreflect.Message {
-	mi := &file_node_v1_node_proto_msgTypes[140]
+	mi := &file_node_v1_node_proto_msgTypes[148]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -10179,7 +10784,7 @@ func (x *Check) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use Check.ProtoReflect.Descriptor instead.
 func (*Check) Descriptor() ([]byte, []int) {
-	return file_node_v1_node_proto_rawDescGZIP(), []int{140}
+	return file_node_v1_node_proto_rawDescGZIP(), []int{148}
 }
 
 func (x *Check) GetName() string {
@@ -10239,7 +10844,7 @@ type ResetRequest struct {
 
 func (x *ResetRequest) Reset() {
 	*x = ResetRequest{}
-	mi := &file_node_v1_node_proto_msgTypes[141]
+	mi := &file_node_v1_node_proto_msgTypes[149]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -10251,7 +10856,7 @@ func (x *ResetRequest) String() string {
 func (*ResetRequest) ProtoMessage() {}
 
 func (x *ResetRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_node_v1_node_proto_msgTypes[141]
+	mi := &file_node_v1_node_proto_msgTypes[149]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -10264,7 +10869,7 @@ func (x *ResetRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use ResetRequest.ProtoReflect.Descriptor instead.
 func (*ResetRequest) Descriptor() ([]byte, []int) {
-	return file_node_v1_node_proto_rawDescGZIP(), []int{141}
+	return file_node_v1_node_proto_rawDescGZIP(), []int{149}
 }
 
 type ResetResponse struct {
@@ -10275,7 +10880,7 @@ type ResetResponse struct {
 
 func (x *ResetResponse) Reset() {
 	*x = ResetResponse{}
-	mi := &file_node_v1_node_proto_msgTypes[142]
+	mi := &file_node_v1_node_proto_msgTypes[150]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -10287,7 +10892,7 @@ func (x *ResetResponse) String() string {
 func (*ResetResponse) ProtoMessage() {}
 
 func (x *ResetResponse) ProtoReflect() protoreflect.Message {
-	mi := &file_node_v1_node_proto_msgTypes[142]
+	mi := &file_node_v1_node_proto_msgTypes[150]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -10300,7 +10905,7 @@ func (x *ResetResponse) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use ResetResponse.ProtoReflect.Descriptor instead.
 func (*ResetResponse) Descriptor() ([]byte, []int) {
-	return file_node_v1_node_proto_rawDescGZIP(), []int{142}
+	return file_node_v1_node_proto_rawDescGZIP(), []int{150}
 }
 
 type TeardownNetworksRequest struct {
@@ -10311,7 +10916,7 @@ type TeardownNetworksRequest struct {
 
 func (x *TeardownNetworksRequest) Reset() {
 	*x = TeardownNetworksRequest{}
-	mi := &file_node_v1_node_proto_msgTypes[143]
+	mi := &file_node_v1_node_proto_msgTypes[151]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -10323,7 +10928,7 @@ func (x *TeardownNetworksRequest) String() string {
 func (*TeardownNetworksRequest) ProtoMessage() {}
 
 func (x *TeardownNetworksRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_node_v1_node_proto_msgTypes[143]
+	mi := &file_node_v1_node_proto_msgTypes[151]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -10336,7 +10941,7 @@ func (x *TeardownNetworksRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use TeardownNetworksRequest.ProtoReflect.Descriptor instead.
 func (*TeardownNetworksRequest) Descriptor() ([]byte, []int) {
-	return file_node_v1_node_proto_rawDescGZIP(), []int{143}
+	return file_node_v1_node_proto_rawDescGZIP(), []int{151}
 }
 
 type TeardownNetworksResponse struct {
@@ -10347,7 +10952,7 @@ type TeardownNetworksResponse struct {
 
 func (x *TeardownNetworksResponse) Reset() {
 	*x = TeardownNetworksResponse{}
-	mi := &file_node_v1_node_proto_msgTypes[144]
+	mi := &file_node_v1_node_proto_msgTypes[152]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -10359,7 +10964,7 @@ func (x *TeardownNetworksResponse) String() string {
 func (*TeardownNetworksResponse) ProtoMessage() {}
 
 func (x *TeardownNetworksResponse) ProtoReflect() protoreflect.Message {
-	mi := &file_node_v1_node_proto_msgTypes[144]
+	mi := &file_node_v1_node_proto_msgTypes[152]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -10372,7 +10977,7 @@ func (x *TeardownNetworksResponse) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use TeardownNetworksResponse.ProtoReflect.Descriptor instead.
 func (*TeardownNetworksResponse) Descriptor() ([]byte, []int) {
-	return file_node_v1_node_proto_rawDescGZIP(), []int{144}
+	return file_node_v1_node_proto_rawDescGZIP(), []int{152}
 }
 
 type PoliceRequest struct {
@@ -10387,7 +10992,7 @@ type PoliceRequest struct {
 
 func (x *PoliceRequest) Reset() {
 	*x = PoliceRequest{}
-	mi := &file_node_v1_node_proto_msgTypes[145]
+	mi := &file_node_v1_node_proto_msgTypes[153]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -10399,7 +11004,7 @@ func (x *PoliceRequest) String() string {
 func (*PoliceRequest) ProtoMessage() {}
 
 func (x *PoliceRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_node_v1_node_proto_msgTypes[145]
+	mi := &file_node_v1_node_proto_msgTypes[153]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -10412,7 +11017,7 @@ func (x *PoliceRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use PoliceRequest.ProtoReflect.Descriptor instead.
 func (*PoliceRequest) Descriptor() ([]byte, []int) {
-	return file_node_v1_node_proto_rawDescGZIP(), []int{145}
+	return file_node_v1_node_proto_rawDescGZIP(), []int{153}
 }
 
 func (x *PoliceRequest) GetNode() string {
@@ -10451,7 +11056,7 @@ type PoliceResponse struct {
 
 func (x *PoliceResponse) Reset() {
 	*x = PoliceResponse{}
-	mi := &file_node_v1_node_proto_msgTypes[146]
+	mi := &file_node_v1_node_proto_msgTypes[154]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -10463,7 +11068,7 @@ func (x *PoliceResponse) String() string {
 func (*PoliceResponse) ProtoMessage() {}
 
 func (x *PoliceResponse) ProtoReflect() protoreflect.Message {
-	mi := &file_node_v1_node_proto_msgTypes[146]
+	mi := &file_node_v1_node_proto_msgTypes[154]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -10476,7 +11081,7 @@ func (x *PoliceResponse) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use PoliceResponse.ProtoReflect.Descriptor instead.
 func (*PoliceResponse) Descriptor() ([]byte, []int) {
-	return file_node_v1_node_proto_rawDescGZIP(), []int{146}
+	return file_node_v1_node_proto_rawDescGZIP(), []int{154}
 }
 
 // PolicedGuest is a VM and the policies that select it. Without any in one direction, everything is allowed there.
@@ -10491,7 +11096,7 @@ type PolicedGuest struct {
 
 func (x *PolicedGuest) Reset() {
 	*x = PolicedGuest{}
-	mi := &file_node_v1_node_proto_msgTypes[147]
+	mi := &file_node_v1_node_proto_msgTypes[155]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -10503,7 +11108,7 @@ func (x *PolicedGuest) String() string {
 func (*PolicedGuest) ProtoMessage() {}
 
 func (x *PolicedGuest) ProtoReflect() protoreflect.Message {
-	mi := &file_node_v1_node_proto_msgTypes[147]
+	mi := &file_node_v1_node_proto_msgTypes[155]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -10516,7 +11121,7 @@ func (x *PolicedGuest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use PolicedGuest.ProtoReflect.Descriptor instead.
 func (*PolicedGuest) Descriptor() ([]byte, []int) {
-	return file_node_v1_node_proto_rawDescGZIP(), []int{147}
+	return file_node_v1_node_proto_rawDescGZIP(), []int{155}
 }
 
 func (x *PolicedGuest) GetId() string {
@@ -10551,7 +11156,7 @@ type Policy struct {
 
 func (x *Policy) Reset() {
 	*x = Policy{}
-	mi := &file_node_v1_node_proto_msgTypes[148]
+	mi := &file_node_v1_node_proto_msgTypes[156]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -10563,7 +11168,7 @@ func (x *Policy) String() string {
 func (*Policy) ProtoMessage() {}
 
 func (x *Policy) ProtoReflect() protoreflect.Message {
-	mi := &file_node_v1_node_proto_msgTypes[148]
+	mi := &file_node_v1_node_proto_msgTypes[156]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -10576,7 +11181,7 @@ func (x *Policy) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use Policy.ProtoReflect.Descriptor instead.
 func (*Policy) Descriptor() ([]byte, []int) {
-	return file_node_v1_node_proto_rawDescGZIP(), []int{148}
+	return file_node_v1_node_proto_rawDescGZIP(), []int{156}
 }
 
 func (x *Policy) GetName() string {
@@ -10607,7 +11212,7 @@ type PolicyRule struct {
 
 func (x *PolicyRule) Reset() {
 	*x = PolicyRule{}
-	mi := &file_node_v1_node_proto_msgTypes[149]
+	mi := &file_node_v1_node_proto_msgTypes[157]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -10619,7 +11224,7 @@ func (x *PolicyRule) String() string {
 func (*PolicyRule) ProtoMessage() {}
 
 func (x *PolicyRule) ProtoReflect() protoreflect.Message {
-	mi := &file_node_v1_node_proto_msgTypes[149]
+	mi := &file_node_v1_node_proto_msgTypes[157]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -10632,7 +11237,7 @@ func (x *PolicyRule) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use PolicyRule.ProtoReflect.Descriptor instead.
 func (*PolicyRule) Descriptor() ([]byte, []int) {
-	return file_node_v1_node_proto_rawDescGZIP(), []int{149}
+	return file_node_v1_node_proto_rawDescGZIP(), []int{157}
 }
 
 func (x *PolicyRule) GetAnyone() bool {
@@ -10681,7 +11286,7 @@ type AddressRange struct {
 
 func (x *AddressRange) Reset() {
 	*x = AddressRange{}
-	mi := &file_node_v1_node_proto_msgTypes[150]
+	mi := &file_node_v1_node_proto_msgTypes[158]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -10693,7 +11298,7 @@ func (x *AddressRange) String() string {
 func (*AddressRange) ProtoMessage() {}
 
 func (x *AddressRange) ProtoReflect() protoreflect.Message {
-	mi := &file_node_v1_node_proto_msgTypes[150]
+	mi := &file_node_v1_node_proto_msgTypes[158]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -10706,7 +11311,7 @@ func (x *AddressRange) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use AddressRange.ProtoReflect.Descriptor instead.
 func (*AddressRange) Descriptor() ([]byte, []int) {
-	return file_node_v1_node_proto_rawDescGZIP(), []int{150}
+	return file_node_v1_node_proto_rawDescGZIP(), []int{158}
 }
 
 func (x *AddressRange) GetFirst() []byte {
@@ -10734,7 +11339,7 @@ type PortRange struct {
 
 func (x *PortRange) Reset() {
 	*x = PortRange{}
-	mi := &file_node_v1_node_proto_msgTypes[151]
+	mi := &file_node_v1_node_proto_msgTypes[159]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -10746,7 +11351,7 @@ func (x *PortRange) String() string {
 func (*PortRange) ProtoMessage() {}
 
 func (x *PortRange) ProtoReflect() protoreflect.Message {
-	mi := &file_node_v1_node_proto_msgTypes[151]
+	mi := &file_node_v1_node_proto_msgTypes[159]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -10759,7 +11364,7 @@ func (x *PortRange) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use PortRange.ProtoReflect.Descriptor instead.
 func (*PortRange) Descriptor() ([]byte, []int) {
-	return file_node_v1_node_proto_rawDescGZIP(), []int{151}
+	return file_node_v1_node_proto_rawDescGZIP(), []int{159}
 }
 
 func (x *PortRange) GetProtocol() uint32 {
@@ -10794,7 +11399,7 @@ type NamedPort struct {
 
 func (x *NamedPort) Reset() {
 	*x = NamedPort{}
-	mi := &file_node_v1_node_proto_msgTypes[152]
+	mi := &file_node_v1_node_proto_msgTypes[160]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -10806,7 +11411,7 @@ func (x *NamedPort) String() string {
 func (*NamedPort) ProtoMessage() {}
 
 func (x *NamedPort) ProtoReflect() protoreflect.Message {
-	mi := &file_node_v1_node_proto_msgTypes[152]
+	mi := &file_node_v1_node_proto_msgTypes[160]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -10819,7 +11424,7 @@ func (x *NamedPort) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use NamedPort.ProtoReflect.Descriptor instead.
 func (*NamedPort) Descriptor() ([]byte, []int) {
-	return file_node_v1_node_proto_rawDescGZIP(), []int{152}
+	return file_node_v1_node_proto_rawDescGZIP(), []int{160}
 }
 
 func (x *NamedPort) GetAddr() []byte {
@@ -10851,7 +11456,7 @@ type StraysRequest struct {
 
 func (x *StraysRequest) Reset() {
 	*x = StraysRequest{}
-	mi := &file_node_v1_node_proto_msgTypes[153]
+	mi := &file_node_v1_node_proto_msgTypes[161]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -10863,7 +11468,7 @@ func (x *StraysRequest) String() string {
 func (*StraysRequest) ProtoMessage() {}
 
 func (x *StraysRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_node_v1_node_proto_msgTypes[153]
+	mi := &file_node_v1_node_proto_msgTypes[161]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -10876,7 +11481,7 @@ func (x *StraysRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use StraysRequest.ProtoReflect.Descriptor instead.
 func (*StraysRequest) Descriptor() ([]byte, []int) {
-	return file_node_v1_node_proto_rawDescGZIP(), []int{153}
+	return file_node_v1_node_proto_rawDescGZIP(), []int{161}
 }
 
 type StraysResponse struct {
@@ -10888,7 +11493,7 @@ type StraysResponse struct {
 
 func (x *StraysResponse) Reset() {
 	*x = StraysResponse{}
-	mi := &file_node_v1_node_proto_msgTypes[154]
+	mi := &file_node_v1_node_proto_msgTypes[162]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -10900,7 +11505,7 @@ func (x *StraysResponse) String() string {
 func (*StraysResponse) ProtoMessage() {}
 
 func (x *StraysResponse) ProtoReflect() protoreflect.Message {
-	mi := &file_node_v1_node_proto_msgTypes[154]
+	mi := &file_node_v1_node_proto_msgTypes[162]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -10913,7 +11518,7 @@ func (x *StraysResponse) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use StraysResponse.ProtoReflect.Descriptor instead.
 func (*StraysResponse) Descriptor() ([]byte, []int) {
-	return file_node_v1_node_proto_rawDescGZIP(), []int{154}
+	return file_node_v1_node_proto_rawDescGZIP(), []int{162}
 }
 
 func (x *StraysResponse) GetStrays() []*Stray {
@@ -10939,7 +11544,7 @@ type Stray struct {
 
 func (x *Stray) Reset() {
 	*x = Stray{}
-	mi := &file_node_v1_node_proto_msgTypes[155]
+	mi := &file_node_v1_node_proto_msgTypes[163]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -10951,7 +11556,7 @@ func (x *Stray) String() string {
 func (*Stray) ProtoMessage() {}
 
 func (x *Stray) ProtoReflect() protoreflect.Message {
-	mi := &file_node_v1_node_proto_msgTypes[155]
+	mi := &file_node_v1_node_proto_msgTypes[163]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -10964,7 +11569,7 @@ func (x *Stray) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use Stray.ProtoReflect.Descriptor instead.
 func (*Stray) Descriptor() ([]byte, []int) {
-	return file_node_v1_node_proto_rawDescGZIP(), []int{155}
+	return file_node_v1_node_proto_rawDescGZIP(), []int{163}
 }
 
 func (x *Stray) GetId() string {
@@ -11026,7 +11631,7 @@ type AdoptStrayRequest struct {
 
 func (x *AdoptStrayRequest) Reset() {
 	*x = AdoptStrayRequest{}
-	mi := &file_node_v1_node_proto_msgTypes[156]
+	mi := &file_node_v1_node_proto_msgTypes[164]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -11038,7 +11643,7 @@ func (x *AdoptStrayRequest) String() string {
 func (*AdoptStrayRequest) ProtoMessage() {}
 
 func (x *AdoptStrayRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_node_v1_node_proto_msgTypes[156]
+	mi := &file_node_v1_node_proto_msgTypes[164]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -11051,7 +11656,7 @@ func (x *AdoptStrayRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use AdoptStrayRequest.ProtoReflect.Descriptor instead.
 func (*AdoptStrayRequest) Descriptor() ([]byte, []int) {
-	return file_node_v1_node_proto_rawDescGZIP(), []int{156}
+	return file_node_v1_node_proto_rawDescGZIP(), []int{164}
 }
 
 func (x *AdoptStrayRequest) GetId() string {
@@ -11077,7 +11682,7 @@ type RemoveStrayRequest struct {
 
 func (x *RemoveStrayRequest) Reset() {
 	*x = RemoveStrayRequest{}
-	mi := &file_node_v1_node_proto_msgTypes[157]
+	mi := &file_node_v1_node_proto_msgTypes[165]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -11089,7 +11694,7 @@ func (x *RemoveStrayRequest) String() string {
 func (*RemoveStrayRequest) ProtoMessage() {}
 
 func (x *RemoveStrayRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_node_v1_node_proto_msgTypes[157]
+	mi := &file_node_v1_node_proto_msgTypes[165]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -11102,7 +11707,7 @@ func (x *RemoveStrayRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use RemoveStrayRequest.ProtoReflect.Descriptor instead.
 func (*RemoveStrayRequest) Descriptor() ([]byte, []int) {
-	return file_node_v1_node_proto_rawDescGZIP(), []int{157}
+	return file_node_v1_node_proto_rawDescGZIP(), []int{165}
 }
 
 func (x *RemoveStrayRequest) GetId() string {
@@ -11120,7 +11725,7 @@ type RemoveStrayResponse struct {
 
 func (x *RemoveStrayResponse) Reset() {
 	*x = RemoveStrayResponse{}
-	mi := &file_node_v1_node_proto_msgTypes[158]
+	mi := &file_node_v1_node_proto_msgTypes[166]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -11132,7 +11737,7 @@ func (x *RemoveStrayResponse) String() string {
 func (*RemoveStrayResponse) ProtoMessage() {}
 
 func (x *RemoveStrayResponse) ProtoReflect() protoreflect.Message {
-	mi := &file_node_v1_node_proto_msgTypes[158]
+	mi := &file_node_v1_node_proto_msgTypes[166]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -11145,7 +11750,7 @@ func (x *RemoveStrayResponse) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use RemoveStrayResponse.ProtoReflect.Descriptor instead.
 func (*RemoveStrayResponse) Descriptor() ([]byte, []int) {
-	return file_node_v1_node_proto_rawDescGZIP(), []int{158}
+	return file_node_v1_node_proto_rawDescGZIP(), []int{166}
 }
 
 type KeptFirmwareRequest struct {
@@ -11156,7 +11761,7 @@ type KeptFirmwareRequest struct {
 
 func (x *KeptFirmwareRequest) Reset() {
 	*x = KeptFirmwareRequest{}
-	mi := &file_node_v1_node_proto_msgTypes[159]
+	mi := &file_node_v1_node_proto_msgTypes[167]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -11168,7 +11773,7 @@ func (x *KeptFirmwareRequest) String() string {
 func (*KeptFirmwareRequest) ProtoMessage() {}
 
 func (x *KeptFirmwareRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_node_v1_node_proto_msgTypes[159]
+	mi := &file_node_v1_node_proto_msgTypes[167]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -11181,7 +11786,7 @@ func (x *KeptFirmwareRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use KeptFirmwareRequest.ProtoReflect.Descriptor instead.
 func (*KeptFirmwareRequest) Descriptor() ([]byte, []int) {
-	return file_node_v1_node_proto_rawDescGZIP(), []int{159}
+	return file_node_v1_node_proto_rawDescGZIP(), []int{167}
 }
 
 type KeptFirmwareResponse struct {
@@ -11193,7 +11798,7 @@ type KeptFirmwareResponse struct {
 
 func (x *KeptFirmwareResponse) Reset() {
 	*x = KeptFirmwareResponse{}
-	mi := &file_node_v1_node_proto_msgTypes[160]
+	mi := &file_node_v1_node_proto_msgTypes[168]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -11205,7 +11810,7 @@ func (x *KeptFirmwareResponse) String() string {
 func (*KeptFirmwareResponse) ProtoMessage() {}
 
 func (x *KeptFirmwareResponse) ProtoReflect() protoreflect.Message {
-	mi := &file_node_v1_node_proto_msgTypes[160]
+	mi := &file_node_v1_node_proto_msgTypes[168]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -11218,7 +11823,7 @@ func (x *KeptFirmwareResponse) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use KeptFirmwareResponse.ProtoReflect.Descriptor instead.
 func (*KeptFirmwareResponse) Descriptor() ([]byte, []int) {
-	return file_node_v1_node_proto_rawDescGZIP(), []int{160}
+	return file_node_v1_node_proto_rawDescGZIP(), []int{168}
 }
 
 func (x *KeptFirmwareResponse) GetKept() []*KeptState {
@@ -11241,7 +11846,7 @@ type KeptState struct {
 
 func (x *KeptState) Reset() {
 	*x = KeptState{}
-	mi := &file_node_v1_node_proto_msgTypes[161]
+	mi := &file_node_v1_node_proto_msgTypes[169]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -11253,7 +11858,7 @@ func (x *KeptState) String() string {
 func (*KeptState) ProtoMessage() {}
 
 func (x *KeptState) ProtoReflect() protoreflect.Message {
-	mi := &file_node_v1_node_proto_msgTypes[161]
+	mi := &file_node_v1_node_proto_msgTypes[169]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -11266,7 +11871,7 @@ func (x *KeptState) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use KeptState.ProtoReflect.Descriptor instead.
 func (*KeptState) Descriptor() ([]byte, []int) {
-	return file_node_v1_node_proto_rawDescGZIP(), []int{161}
+	return file_node_v1_node_proto_rawDescGZIP(), []int{169}
 }
 
 func (x *KeptState) GetNamespace() string {
@@ -11306,7 +11911,7 @@ type DropFirmwareRequest struct {
 
 func (x *DropFirmwareRequest) Reset() {
 	*x = DropFirmwareRequest{}
-	mi := &file_node_v1_node_proto_msgTypes[162]
+	mi := &file_node_v1_node_proto_msgTypes[170]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -11318,7 +11923,7 @@ func (x *DropFirmwareRequest) String() string {
 func (*DropFirmwareRequest) ProtoMessage() {}
 
 func (x *DropFirmwareRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_node_v1_node_proto_msgTypes[162]
+	mi := &file_node_v1_node_proto_msgTypes[170]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -11331,7 +11936,7 @@ func (x *DropFirmwareRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use DropFirmwareRequest.ProtoReflect.Descriptor instead.
 func (*DropFirmwareRequest) Descriptor() ([]byte, []int) {
-	return file_node_v1_node_proto_rawDescGZIP(), []int{162}
+	return file_node_v1_node_proto_rawDescGZIP(), []int{170}
 }
 
 func (x *DropFirmwareRequest) GetKept() *KeptState {
@@ -11349,7 +11954,7 @@ type DropFirmwareResponse struct {
 
 func (x *DropFirmwareResponse) Reset() {
 	*x = DropFirmwareResponse{}
-	mi := &file_node_v1_node_proto_msgTypes[163]
+	mi := &file_node_v1_node_proto_msgTypes[171]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -11361,7 +11966,7 @@ func (x *DropFirmwareResponse) String() string {
 func (*DropFirmwareResponse) ProtoMessage() {}
 
 func (x *DropFirmwareResponse) ProtoReflect() protoreflect.Message {
-	mi := &file_node_v1_node_proto_msgTypes[163]
+	mi := &file_node_v1_node_proto_msgTypes[171]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -11374,7 +11979,7 @@ func (x *DropFirmwareResponse) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use DropFirmwareResponse.ProtoReflect.Descriptor instead.
 func (*DropFirmwareResponse) Descriptor() ([]byte, []int) {
-	return file_node_v1_node_proto_rawDescGZIP(), []int{163}
+	return file_node_v1_node_proto_rawDescGZIP(), []int{171}
 }
 
 type CloneRequest struct {
@@ -11403,7 +12008,7 @@ type CloneRequest struct {
 
 func (x *CloneRequest) Reset() {
 	*x = CloneRequest{}
-	mi := &file_node_v1_node_proto_msgTypes[164]
+	mi := &file_node_v1_node_proto_msgTypes[172]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -11415,7 +12020,7 @@ func (x *CloneRequest) String() string {
 func (*CloneRequest) ProtoMessage() {}
 
 func (x *CloneRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_node_v1_node_proto_msgTypes[164]
+	mi := &file_node_v1_node_proto_msgTypes[172]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -11428,7 +12033,7 @@ func (x *CloneRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use CloneRequest.ProtoReflect.Descriptor instead.
 func (*CloneRequest) Descriptor() ([]byte, []int) {
-	return file_node_v1_node_proto_rawDescGZIP(), []int{164}
+	return file_node_v1_node_proto_rawDescGZIP(), []int{172}
 }
 
 func (x *CloneRequest) GetSnapshot() string {
@@ -11567,7 +12172,7 @@ type RestoreRequest struct {
 
 func (x *RestoreRequest) Reset() {
 	*x = RestoreRequest{}
-	mi := &file_node_v1_node_proto_msgTypes[165]
+	mi := &file_node_v1_node_proto_msgTypes[173]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -11579,7 +12184,7 @@ func (x *RestoreRequest) String() string {
 func (*RestoreRequest) ProtoMessage() {}
 
 func (x *RestoreRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_node_v1_node_proto_msgTypes[165]
+	mi := &file_node_v1_node_proto_msgTypes[173]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -11592,7 +12197,7 @@ func (x *RestoreRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use RestoreRequest.ProtoReflect.Descriptor instead.
 func (*RestoreRequest) Descriptor() ([]byte, []int) {
-	return file_node_v1_node_proto_rawDescGZIP(), []int{165}
+	return file_node_v1_node_proto_rawDescGZIP(), []int{173}
 }
 
 func (x *RestoreRequest) GetRef() string {
@@ -11619,7 +12224,7 @@ type HibernateRequest struct {
 
 func (x *HibernateRequest) Reset() {
 	*x = HibernateRequest{}
-	mi := &file_node_v1_node_proto_msgTypes[166]
+	mi := &file_node_v1_node_proto_msgTypes[174]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -11631,7 +12236,7 @@ func (x *HibernateRequest) String() string {
 func (*HibernateRequest) ProtoMessage() {}
 
 func (x *HibernateRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_node_v1_node_proto_msgTypes[166]
+	mi := &file_node_v1_node_proto_msgTypes[174]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -11644,7 +12249,7 @@ func (x *HibernateRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use HibernateRequest.ProtoReflect.Descriptor instead.
 func (*HibernateRequest) Descriptor() ([]byte, []int) {
-	return file_node_v1_node_proto_rawDescGZIP(), []int{166}
+	return file_node_v1_node_proto_rawDescGZIP(), []int{174}
 }
 
 func (x *HibernateRequest) GetRef() string {
@@ -11670,7 +12275,7 @@ type WakeRequest struct {
 
 func (x *WakeRequest) Reset() {
 	*x = WakeRequest{}
-	mi := &file_node_v1_node_proto_msgTypes[167]
+	mi := &file_node_v1_node_proto_msgTypes[175]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -11682,7 +12287,7 @@ func (x *WakeRequest) String() string {
 func (*WakeRequest) ProtoMessage() {}
 
 func (x *WakeRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_node_v1_node_proto_msgTypes[167]
+	mi := &file_node_v1_node_proto_msgTypes[175]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -11695,7 +12300,7 @@ func (x *WakeRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use WakeRequest.ProtoReflect.Descriptor instead.
 func (*WakeRequest) Descriptor() ([]byte, []int) {
-	return file_node_v1_node_proto_rawDescGZIP(), []int{167}
+	return file_node_v1_node_proto_rawDescGZIP(), []int{175}
 }
 
 func (x *WakeRequest) GetRef() string {
@@ -11718,7 +12323,7 @@ type SaveRequest struct {
 
 func (x *SaveRequest) Reset() {
 	*x = SaveRequest{}
-	mi := &file_node_v1_node_proto_msgTypes[168]
+	mi := &file_node_v1_node_proto_msgTypes[176]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -11730,7 +12335,7 @@ func (x *SaveRequest) String() string {
 func (*SaveRequest) ProtoMessage() {}
 
 func (x *SaveRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_node_v1_node_proto_msgTypes[168]
+	mi := &file_node_v1_node_proto_msgTypes[176]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -11743,7 +12348,7 @@ func (x *SaveRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use SaveRequest.ProtoReflect.Descriptor instead.
 func (*SaveRequest) Descriptor() ([]byte, []int) {
-	return file_node_v1_node_proto_rawDescGZIP(), []int{168}
+	return file_node_v1_node_proto_rawDescGZIP(), []int{176}
 }
 
 func (x *SaveRequest) GetRef() string {
@@ -11820,7 +12425,7 @@ type Snapshot struct {
 
 func (x *Snapshot) Reset() {
 	*x = Snapshot{}
-	mi := &file_node_v1_node_proto_msgTypes[169]
+	mi := &file_node_v1_node_proto_msgTypes[177]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -11832,7 +12437,7 @@ func (x *Snapshot) String() string {
 func (*Snapshot) ProtoMessage() {}
 
 func (x *Snapshot) ProtoReflect() protoreflect.Message {
-	mi := &file_node_v1_node_proto_msgTypes[169]
+	mi := &file_node_v1_node_proto_msgTypes[177]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -11845,7 +12450,7 @@ func (x *Snapshot) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use Snapshot.ProtoReflect.Descriptor instead.
 func (*Snapshot) Descriptor() ([]byte, []int) {
-	return file_node_v1_node_proto_rawDescGZIP(), []int{169}
+	return file_node_v1_node_proto_rawDescGZIP(), []int{177}
 }
 
 func (x *Snapshot) GetId() string {
@@ -12076,7 +12681,7 @@ type SnapshotVolume struct {
 
 func (x *SnapshotVolume) Reset() {
 	*x = SnapshotVolume{}
-	mi := &file_node_v1_node_proto_msgTypes[170]
+	mi := &file_node_v1_node_proto_msgTypes[178]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -12088,7 +12693,7 @@ func (x *SnapshotVolume) String() string {
 func (*SnapshotVolume) ProtoMessage() {}
 
 func (x *SnapshotVolume) ProtoReflect() protoreflect.Message {
-	mi := &file_node_v1_node_proto_msgTypes[170]
+	mi := &file_node_v1_node_proto_msgTypes[178]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -12101,7 +12706,7 @@ func (x *SnapshotVolume) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use SnapshotVolume.ProtoReflect.Descriptor instead.
 func (*SnapshotVolume) Descriptor() ([]byte, []int) {
-	return file_node_v1_node_proto_rawDescGZIP(), []int{170}
+	return file_node_v1_node_proto_rawDescGZIP(), []int{178}
 }
 
 func (x *SnapshotVolume) GetVolume() string {
@@ -12133,7 +12738,7 @@ type Machine struct {
 
 func (x *Machine) Reset() {
 	*x = Machine{}
-	mi := &file_node_v1_node_proto_msgTypes[171]
+	mi := &file_node_v1_node_proto_msgTypes[179]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -12145,7 +12750,7 @@ func (x *Machine) String() string {
 func (*Machine) ProtoMessage() {}
 
 func (x *Machine) ProtoReflect() protoreflect.Message {
-	mi := &file_node_v1_node_proto_msgTypes[171]
+	mi := &file_node_v1_node_proto_msgTypes[179]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -12158,7 +12763,7 @@ func (x *Machine) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use Machine.ProtoReflect.Descriptor instead.
 func (*Machine) Descriptor() ([]byte, []int) {
-	return file_node_v1_node_proto_rawDescGZIP(), []int{171}
+	return file_node_v1_node_proto_rawDescGZIP(), []int{179}
 }
 
 func (x *Machine) GetDriver() string {
@@ -12218,7 +12823,7 @@ type ListSnapshotsRequest struct {
 
 func (x *ListSnapshotsRequest) Reset() {
 	*x = ListSnapshotsRequest{}
-	mi := &file_node_v1_node_proto_msgTypes[172]
+	mi := &file_node_v1_node_proto_msgTypes[180]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -12230,7 +12835,7 @@ func (x *ListSnapshotsRequest) String() string {
 func (*ListSnapshotsRequest) ProtoMessage() {}
 
 func (x *ListSnapshotsRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_node_v1_node_proto_msgTypes[172]
+	mi := &file_node_v1_node_proto_msgTypes[180]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -12243,7 +12848,7 @@ func (x *ListSnapshotsRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use ListSnapshotsRequest.ProtoReflect.Descriptor instead.
 func (*ListSnapshotsRequest) Descriptor() ([]byte, []int) {
-	return file_node_v1_node_proto_rawDescGZIP(), []int{172}
+	return file_node_v1_node_proto_rawDescGZIP(), []int{180}
 }
 
 type InspectSnapshotRequest struct {
@@ -12255,7 +12860,7 @@ type InspectSnapshotRequest struct {
 
 func (x *InspectSnapshotRequest) Reset() {
 	*x = InspectSnapshotRequest{}
-	mi := &file_node_v1_node_proto_msgTypes[173]
+	mi := &file_node_v1_node_proto_msgTypes[181]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -12267,7 +12872,7 @@ func (x *InspectSnapshotRequest) String() string {
 func (*InspectSnapshotRequest) ProtoMessage() {}
 
 func (x *InspectSnapshotRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_node_v1_node_proto_msgTypes[173]
+	mi := &file_node_v1_node_proto_msgTypes[181]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -12280,7 +12885,7 @@ func (x *InspectSnapshotRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use InspectSnapshotRequest.ProtoReflect.Descriptor instead.
 func (*InspectSnapshotRequest) Descriptor() ([]byte, []int) {
-	return file_node_v1_node_proto_rawDescGZIP(), []int{173}
+	return file_node_v1_node_proto_rawDescGZIP(), []int{181}
 }
 
 func (x *InspectSnapshotRequest) GetRef() string {
@@ -12299,7 +12904,7 @@ type RemoveSnapshotRequest struct {
 
 func (x *RemoveSnapshotRequest) Reset() {
 	*x = RemoveSnapshotRequest{}
-	mi := &file_node_v1_node_proto_msgTypes[174]
+	mi := &file_node_v1_node_proto_msgTypes[182]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -12311,7 +12916,7 @@ func (x *RemoveSnapshotRequest) String() string {
 func (*RemoveSnapshotRequest) ProtoMessage() {}
 
 func (x *RemoveSnapshotRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_node_v1_node_proto_msgTypes[174]
+	mi := &file_node_v1_node_proto_msgTypes[182]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -12324,7 +12929,7 @@ func (x *RemoveSnapshotRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use RemoveSnapshotRequest.ProtoReflect.Descriptor instead.
 func (*RemoveSnapshotRequest) Descriptor() ([]byte, []int) {
-	return file_node_v1_node_proto_rawDescGZIP(), []int{174}
+	return file_node_v1_node_proto_rawDescGZIP(), []int{182}
 }
 
 func (x *RemoveSnapshotRequest) GetRef() string {
@@ -12342,7 +12947,7 @@ type RemoveSnapshotResponse struct {
 
 func (x *RemoveSnapshotResponse) Reset() {
 	*x = RemoveSnapshotResponse{}
-	mi := &file_node_v1_node_proto_msgTypes[175]
+	mi := &file_node_v1_node_proto_msgTypes[183]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -12354,7 +12959,7 @@ func (x *RemoveSnapshotResponse) String() string {
 func (*RemoveSnapshotResponse) ProtoMessage() {}
 
 func (x *RemoveSnapshotResponse) ProtoReflect() protoreflect.Message {
-	mi := &file_node_v1_node_proto_msgTypes[175]
+	mi := &file_node_v1_node_proto_msgTypes[183]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -12367,7 +12972,7 @@ func (x *RemoveSnapshotResponse) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use RemoveSnapshotResponse.ProtoReflect.Descriptor instead.
 func (*RemoveSnapshotResponse) Descriptor() ([]byte, []int) {
-	return file_node_v1_node_proto_rawDescGZIP(), []int{175}
+	return file_node_v1_node_proto_rawDescGZIP(), []int{183}
 }
 
 type PublishSnapshotRequest struct {
@@ -12380,7 +12985,7 @@ type PublishSnapshotRequest struct {
 
 func (x *PublishSnapshotRequest) Reset() {
 	*x = PublishSnapshotRequest{}
-	mi := &file_node_v1_node_proto_msgTypes[176]
+	mi := &file_node_v1_node_proto_msgTypes[184]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -12392,7 +12997,7 @@ func (x *PublishSnapshotRequest) String() string {
 func (*PublishSnapshotRequest) ProtoMessage() {}
 
 func (x *PublishSnapshotRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_node_v1_node_proto_msgTypes[176]
+	mi := &file_node_v1_node_proto_msgTypes[184]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -12405,7 +13010,7 @@ func (x *PublishSnapshotRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use PublishSnapshotRequest.ProtoReflect.Descriptor instead.
 func (*PublishSnapshotRequest) Descriptor() ([]byte, []int) {
-	return file_node_v1_node_proto_rawDescGZIP(), []int{176}
+	return file_node_v1_node_proto_rawDescGZIP(), []int{184}
 }
 
 func (x *PublishSnapshotRequest) GetRef() string {
@@ -12432,7 +13037,7 @@ type ExportSnapshotRequest struct {
 
 func (x *ExportSnapshotRequest) Reset() {
 	*x = ExportSnapshotRequest{}
-	mi := &file_node_v1_node_proto_msgTypes[177]
+	mi := &file_node_v1_node_proto_msgTypes[185]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -12444,7 +13049,7 @@ func (x *ExportSnapshotRequest) String() string {
 func (*ExportSnapshotRequest) ProtoMessage() {}
 
 func (x *ExportSnapshotRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_node_v1_node_proto_msgTypes[177]
+	mi := &file_node_v1_node_proto_msgTypes[185]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -12457,7 +13062,7 @@ func (x *ExportSnapshotRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use ExportSnapshotRequest.ProtoReflect.Descriptor instead.
 func (*ExportSnapshotRequest) Descriptor() ([]byte, []int) {
-	return file_node_v1_node_proto_rawDescGZIP(), []int{177}
+	return file_node_v1_node_proto_rawDescGZIP(), []int{185}
 }
 
 func (x *ExportSnapshotRequest) GetRef() string {
@@ -12487,7 +13092,7 @@ type ImportSnapshotRequest struct {
 
 func (x *ImportSnapshotRequest) Reset() {
 	*x = ImportSnapshotRequest{}
-	mi := &file_node_v1_node_proto_msgTypes[178]
+	mi := &file_node_v1_node_proto_msgTypes[186]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -12499,7 +13104,7 @@ func (x *ImportSnapshotRequest) String() string {
 func (*ImportSnapshotRequest) ProtoMessage() {}
 
 func (x *ImportSnapshotRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_node_v1_node_proto_msgTypes[178]
+	mi := &file_node_v1_node_proto_msgTypes[186]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -12512,7 +13117,7 @@ func (x *ImportSnapshotRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use ImportSnapshotRequest.ProtoReflect.Descriptor instead.
 func (*ImportSnapshotRequest) Descriptor() ([]byte, []int) {
-	return file_node_v1_node_proto_rawDescGZIP(), []int{178}
+	return file_node_v1_node_proto_rawDescGZIP(), []int{186}
 }
 
 func (x *ImportSnapshotRequest) GetOf() isImportSnapshotRequest_Of {
@@ -12567,7 +13172,7 @@ type ImportSnapshotStart struct {
 
 func (x *ImportSnapshotStart) Reset() {
 	*x = ImportSnapshotStart{}
-	mi := &file_node_v1_node_proto_msgTypes[179]
+	mi := &file_node_v1_node_proto_msgTypes[187]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -12579,7 +13184,7 @@ func (x *ImportSnapshotStart) String() string {
 func (*ImportSnapshotStart) ProtoMessage() {}
 
 func (x *ImportSnapshotStart) ProtoReflect() protoreflect.Message {
-	mi := &file_node_v1_node_proto_msgTypes[179]
+	mi := &file_node_v1_node_proto_msgTypes[187]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -12592,7 +13197,7 @@ func (x *ImportSnapshotStart) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use ImportSnapshotStart.ProtoReflect.Descriptor instead.
 func (*ImportSnapshotStart) Descriptor() ([]byte, []int) {
-	return file_node_v1_node_proto_rawDescGZIP(), []int{179}
+	return file_node_v1_node_proto_rawDescGZIP(), []int{187}
 }
 
 func (x *ImportSnapshotStart) GetName() string {
@@ -12630,7 +13235,7 @@ type TransferResponse struct {
 
 func (x *TransferResponse) Reset() {
 	*x = TransferResponse{}
-	mi := &file_node_v1_node_proto_msgTypes[180]
+	mi := &file_node_v1_node_proto_msgTypes[188]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -12642,7 +13247,7 @@ func (x *TransferResponse) String() string {
 func (*TransferResponse) ProtoMessage() {}
 
 func (x *TransferResponse) ProtoReflect() protoreflect.Message {
-	mi := &file_node_v1_node_proto_msgTypes[180]
+	mi := &file_node_v1_node_proto_msgTypes[188]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -12655,7 +13260,7 @@ func (x *TransferResponse) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use TransferResponse.ProtoReflect.Descriptor instead.
 func (*TransferResponse) Descriptor() ([]byte, []int) {
-	return file_node_v1_node_proto_rawDescGZIP(), []int{180}
+	return file_node_v1_node_proto_rawDescGZIP(), []int{188}
 }
 
 func (x *TransferResponse) GetOf() isTransferResponse_Of {
@@ -12711,7 +13316,7 @@ type TransferProgress struct {
 
 func (x *TransferProgress) Reset() {
 	*x = TransferProgress{}
-	mi := &file_node_v1_node_proto_msgTypes[181]
+	mi := &file_node_v1_node_proto_msgTypes[189]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -12723,7 +13328,7 @@ func (x *TransferProgress) String() string {
 func (*TransferProgress) ProtoMessage() {}
 
 func (x *TransferProgress) ProtoReflect() protoreflect.Message {
-	mi := &file_node_v1_node_proto_msgTypes[181]
+	mi := &file_node_v1_node_proto_msgTypes[189]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -12736,7 +13341,7 @@ func (x *TransferProgress) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use TransferProgress.ProtoReflect.Descriptor instead.
 func (*TransferProgress) Descriptor() ([]byte, []int) {
-	return file_node_v1_node_proto_rawDescGZIP(), []int{181}
+	return file_node_v1_node_proto_rawDescGZIP(), []int{189}
 }
 
 func (x *TransferProgress) GetPhase() string {
@@ -12780,7 +13385,7 @@ type RemoteAuth struct {
 
 func (x *RemoteAuth) Reset() {
 	*x = RemoteAuth{}
-	mi := &file_node_v1_node_proto_msgTypes[182]
+	mi := &file_node_v1_node_proto_msgTypes[190]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -12792,7 +13397,7 @@ func (x *RemoteAuth) String() string {
 func (*RemoteAuth) ProtoMessage() {}
 
 func (x *RemoteAuth) ProtoReflect() protoreflect.Message {
-	mi := &file_node_v1_node_proto_msgTypes[182]
+	mi := &file_node_v1_node_proto_msgTypes[190]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -12805,7 +13410,7 @@ func (x *RemoteAuth) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use RemoteAuth.ProtoReflect.Descriptor instead.
 func (*RemoteAuth) Descriptor() ([]byte, []int) {
-	return file_node_v1_node_proto_rawDescGZIP(), []int{182}
+	return file_node_v1_node_proto_rawDescGZIP(), []int{190}
 }
 
 func (x *RemoteAuth) GetToken() string {
@@ -12847,7 +13452,7 @@ type PushSnapshotRequest struct {
 
 func (x *PushSnapshotRequest) Reset() {
 	*x = PushSnapshotRequest{}
-	mi := &file_node_v1_node_proto_msgTypes[183]
+	mi := &file_node_v1_node_proto_msgTypes[191]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -12859,7 +13464,7 @@ func (x *PushSnapshotRequest) String() string {
 func (*PushSnapshotRequest) ProtoMessage() {}
 
 func (x *PushSnapshotRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_node_v1_node_proto_msgTypes[183]
+	mi := &file_node_v1_node_proto_msgTypes[191]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -12872,7 +13477,7 @@ func (x *PushSnapshotRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use PushSnapshotRequest.ProtoReflect.Descriptor instead.
 func (*PushSnapshotRequest) Descriptor() ([]byte, []int) {
-	return file_node_v1_node_proto_rawDescGZIP(), []int{183}
+	return file_node_v1_node_proto_rawDescGZIP(), []int{191}
 }
 
 func (x *PushSnapshotRequest) GetRef() string {
@@ -12907,7 +13512,7 @@ type PullSnapshotRequest struct {
 
 func (x *PullSnapshotRequest) Reset() {
 	*x = PullSnapshotRequest{}
-	mi := &file_node_v1_node_proto_msgTypes[184]
+	mi := &file_node_v1_node_proto_msgTypes[192]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -12919,7 +13524,7 @@ func (x *PullSnapshotRequest) String() string {
 func (*PullSnapshotRequest) ProtoMessage() {}
 
 func (x *PullSnapshotRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_node_v1_node_proto_msgTypes[184]
+	mi := &file_node_v1_node_proto_msgTypes[192]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -12932,7 +13537,7 @@ func (x *PullSnapshotRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use PullSnapshotRequest.ProtoReflect.Descriptor instead.
 func (*PullSnapshotRequest) Descriptor() ([]byte, []int) {
-	return file_node_v1_node_proto_rawDescGZIP(), []int{184}
+	return file_node_v1_node_proto_rawDescGZIP(), []int{192}
 }
 
 func (x *PullSnapshotRequest) GetFrom() string {
@@ -12968,7 +13573,7 @@ type TagRequest struct {
 
 func (x *TagRequest) Reset() {
 	*x = TagRequest{}
-	mi := &file_node_v1_node_proto_msgTypes[185]
+	mi := &file_node_v1_node_proto_msgTypes[193]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -12980,7 +13585,7 @@ func (x *TagRequest) String() string {
 func (*TagRequest) ProtoMessage() {}
 
 func (x *TagRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_node_v1_node_proto_msgTypes[185]
+	mi := &file_node_v1_node_proto_msgTypes[193]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -12993,7 +13598,7 @@ func (x *TagRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use TagRequest.ProtoReflect.Descriptor instead.
 func (*TagRequest) Descriptor() ([]byte, []int) {
-	return file_node_v1_node_proto_rawDescGZIP(), []int{185}
+	return file_node_v1_node_proto_rawDescGZIP(), []int{193}
 }
 
 func (x *TagRequest) GetRef() string {
@@ -13033,7 +13638,7 @@ type TagResponse struct {
 
 func (x *TagResponse) Reset() {
 	*x = TagResponse{}
-	mi := &file_node_v1_node_proto_msgTypes[186]
+	mi := &file_node_v1_node_proto_msgTypes[194]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -13045,7 +13650,7 @@ func (x *TagResponse) String() string {
 func (*TagResponse) ProtoMessage() {}
 
 func (x *TagResponse) ProtoReflect() protoreflect.Message {
-	mi := &file_node_v1_node_proto_msgTypes[186]
+	mi := &file_node_v1_node_proto_msgTypes[194]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -13058,7 +13663,7 @@ func (x *TagResponse) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use TagResponse.ProtoReflect.Descriptor instead.
 func (*TagResponse) Descriptor() ([]byte, []int) {
-	return file_node_v1_node_proto_rawDescGZIP(), []int{186}
+	return file_node_v1_node_proto_rawDescGZIP(), []int{194}
 }
 
 func (x *TagResponse) GetDigest() string {
@@ -13079,7 +13684,7 @@ type PushImageRequest struct {
 
 func (x *PushImageRequest) Reset() {
 	*x = PushImageRequest{}
-	mi := &file_node_v1_node_proto_msgTypes[187]
+	mi := &file_node_v1_node_proto_msgTypes[195]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -13091,7 +13696,7 @@ func (x *PushImageRequest) String() string {
 func (*PushImageRequest) ProtoMessage() {}
 
 func (x *PushImageRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_node_v1_node_proto_msgTypes[187]
+	mi := &file_node_v1_node_proto_msgTypes[195]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -13104,7 +13709,7 @@ func (x *PushImageRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use PushImageRequest.ProtoReflect.Descriptor instead.
 func (*PushImageRequest) Descriptor() ([]byte, []int) {
-	return file_node_v1_node_proto_rawDescGZIP(), []int{187}
+	return file_node_v1_node_proto_rawDescGZIP(), []int{195}
 }
 
 func (x *PushImageRequest) GetRef() string {
@@ -13148,7 +13753,7 @@ type StoredVolume struct {
 
 func (x *StoredVolume) Reset() {
 	*x = StoredVolume{}
-	mi := &file_node_v1_node_proto_msgTypes[188]
+	mi := &file_node_v1_node_proto_msgTypes[196]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -13160,7 +13765,7 @@ func (x *StoredVolume) String() string {
 func (*StoredVolume) ProtoMessage() {}
 
 func (x *StoredVolume) ProtoReflect() protoreflect.Message {
-	mi := &file_node_v1_node_proto_msgTypes[188]
+	mi := &file_node_v1_node_proto_msgTypes[196]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -13173,7 +13778,7 @@ func (x *StoredVolume) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use StoredVolume.ProtoReflect.Descriptor instead.
 func (*StoredVolume) Descriptor() ([]byte, []int) {
-	return file_node_v1_node_proto_rawDescGZIP(), []int{188}
+	return file_node_v1_node_proto_rawDescGZIP(), []int{196}
 }
 
 func (x *StoredVolume) GetId() string {
@@ -13266,7 +13871,7 @@ type VolumeAttachment struct {
 
 func (x *VolumeAttachment) Reset() {
 	*x = VolumeAttachment{}
-	mi := &file_node_v1_node_proto_msgTypes[189]
+	mi := &file_node_v1_node_proto_msgTypes[197]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -13278,7 +13883,7 @@ func (x *VolumeAttachment) String() string {
 func (*VolumeAttachment) ProtoMessage() {}
 
 func (x *VolumeAttachment) ProtoReflect() protoreflect.Message {
-	mi := &file_node_v1_node_proto_msgTypes[189]
+	mi := &file_node_v1_node_proto_msgTypes[197]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -13291,7 +13896,7 @@ func (x *VolumeAttachment) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use VolumeAttachment.ProtoReflect.Descriptor instead.
 func (*VolumeAttachment) Descriptor() ([]byte, []int) {
-	return file_node_v1_node_proto_rawDescGZIP(), []int{189}
+	return file_node_v1_node_proto_rawDescGZIP(), []int{197}
 }
 
 func (x *VolumeAttachment) GetVm() string {
@@ -13341,7 +13946,7 @@ type VolumeSnapshot struct {
 
 func (x *VolumeSnapshot) Reset() {
 	*x = VolumeSnapshot{}
-	mi := &file_node_v1_node_proto_msgTypes[190]
+	mi := &file_node_v1_node_proto_msgTypes[198]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -13353,7 +13958,7 @@ func (x *VolumeSnapshot) String() string {
 func (*VolumeSnapshot) ProtoMessage() {}
 
 func (x *VolumeSnapshot) ProtoReflect() protoreflect.Message {
-	mi := &file_node_v1_node_proto_msgTypes[190]
+	mi := &file_node_v1_node_proto_msgTypes[198]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -13366,7 +13971,7 @@ func (x *VolumeSnapshot) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use VolumeSnapshot.ProtoReflect.Descriptor instead.
 func (*VolumeSnapshot) Descriptor() ([]byte, []int) {
-	return file_node_v1_node_proto_rawDescGZIP(), []int{190}
+	return file_node_v1_node_proto_rawDescGZIP(), []int{198}
 }
 
 func (x *VolumeSnapshot) GetId() string {
@@ -13452,7 +14057,7 @@ type VolumeSpec struct {
 
 func (x *VolumeSpec) Reset() {
 	*x = VolumeSpec{}
-	mi := &file_node_v1_node_proto_msgTypes[191]
+	mi := &file_node_v1_node_proto_msgTypes[199]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -13464,7 +14069,7 @@ func (x *VolumeSpec) String() string {
 func (*VolumeSpec) ProtoMessage() {}
 
 func (x *VolumeSpec) ProtoReflect() protoreflect.Message {
-	mi := &file_node_v1_node_proto_msgTypes[191]
+	mi := &file_node_v1_node_proto_msgTypes[199]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -13477,7 +14082,7 @@ func (x *VolumeSpec) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use VolumeSpec.ProtoReflect.Descriptor instead.
 func (*VolumeSpec) Descriptor() ([]byte, []int) {
-	return file_node_v1_node_proto_rawDescGZIP(), []int{191}
+	return file_node_v1_node_proto_rawDescGZIP(), []int{199}
 }
 
 func (x *VolumeSpec) GetName() string {
@@ -13517,7 +14122,7 @@ type CreateVolumeRequest struct {
 
 func (x *CreateVolumeRequest) Reset() {
 	*x = CreateVolumeRequest{}
-	mi := &file_node_v1_node_proto_msgTypes[192]
+	mi := &file_node_v1_node_proto_msgTypes[200]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -13529,7 +14134,7 @@ func (x *CreateVolumeRequest) String() string {
 func (*CreateVolumeRequest) ProtoMessage() {}
 
 func (x *CreateVolumeRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_node_v1_node_proto_msgTypes[192]
+	mi := &file_node_v1_node_proto_msgTypes[200]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -13542,7 +14147,7 @@ func (x *CreateVolumeRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use CreateVolumeRequest.ProtoReflect.Descriptor instead.
 func (*CreateVolumeRequest) Descriptor() ([]byte, []int) {
-	return file_node_v1_node_proto_rawDescGZIP(), []int{192}
+	return file_node_v1_node_proto_rawDescGZIP(), []int{200}
 }
 
 func (x *CreateVolumeRequest) GetSpec() *VolumeSpec {
@@ -13560,7 +14165,7 @@ type ListVolumesRequest struct {
 
 func (x *ListVolumesRequest) Reset() {
 	*x = ListVolumesRequest{}
-	mi := &file_node_v1_node_proto_msgTypes[193]
+	mi := &file_node_v1_node_proto_msgTypes[201]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -13572,7 +14177,7 @@ func (x *ListVolumesRequest) String() string {
 func (*ListVolumesRequest) ProtoMessage() {}
 
 func (x *ListVolumesRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_node_v1_node_proto_msgTypes[193]
+	mi := &file_node_v1_node_proto_msgTypes[201]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -13585,7 +14190,7 @@ func (x *ListVolumesRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use ListVolumesRequest.ProtoReflect.Descriptor instead.
 func (*ListVolumesRequest) Descriptor() ([]byte, []int) {
-	return file_node_v1_node_proto_rawDescGZIP(), []int{193}
+	return file_node_v1_node_proto_rawDescGZIP(), []int{201}
 }
 
 type InspectVolumeRequest struct {
@@ -13597,7 +14202,7 @@ type InspectVolumeRequest struct {
 
 func (x *InspectVolumeRequest) Reset() {
 	*x = InspectVolumeRequest{}
-	mi := &file_node_v1_node_proto_msgTypes[194]
+	mi := &file_node_v1_node_proto_msgTypes[202]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -13609,7 +14214,7 @@ func (x *InspectVolumeRequest) String() string {
 func (*InspectVolumeRequest) ProtoMessage() {}
 
 func (x *InspectVolumeRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_node_v1_node_proto_msgTypes[194]
+	mi := &file_node_v1_node_proto_msgTypes[202]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -13622,7 +14227,7 @@ func (x *InspectVolumeRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use InspectVolumeRequest.ProtoReflect.Descriptor instead.
 func (*InspectVolumeRequest) Descriptor() ([]byte, []int) {
-	return file_node_v1_node_proto_rawDescGZIP(), []int{194}
+	return file_node_v1_node_proto_rawDescGZIP(), []int{202}
 }
 
 func (x *InspectVolumeRequest) GetRef() string {
@@ -13642,7 +14247,7 @@ type ResizeVolumeRequest struct {
 
 func (x *ResizeVolumeRequest) Reset() {
 	*x = ResizeVolumeRequest{}
-	mi := &file_node_v1_node_proto_msgTypes[195]
+	mi := &file_node_v1_node_proto_msgTypes[203]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -13654,7 +14259,7 @@ func (x *ResizeVolumeRequest) String() string {
 func (*ResizeVolumeRequest) ProtoMessage() {}
 
 func (x *ResizeVolumeRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_node_v1_node_proto_msgTypes[195]
+	mi := &file_node_v1_node_proto_msgTypes[203]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -13667,7 +14272,7 @@ func (x *ResizeVolumeRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use ResizeVolumeRequest.ProtoReflect.Descriptor instead.
 func (*ResizeVolumeRequest) Descriptor() ([]byte, []int) {
-	return file_node_v1_node_proto_rawDescGZIP(), []int{195}
+	return file_node_v1_node_proto_rawDescGZIP(), []int{203}
 }
 
 func (x *ResizeVolumeRequest) GetRef() string {
@@ -13694,7 +14299,7 @@ type ResizeVolumeResponse struct {
 
 func (x *ResizeVolumeResponse) Reset() {
 	*x = ResizeVolumeResponse{}
-	mi := &file_node_v1_node_proto_msgTypes[196]
+	mi := &file_node_v1_node_proto_msgTypes[204]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -13706,7 +14311,7 @@ func (x *ResizeVolumeResponse) String() string {
 func (*ResizeVolumeResponse) ProtoMessage() {}
 
 func (x *ResizeVolumeResponse) ProtoReflect() protoreflect.Message {
-	mi := &file_node_v1_node_proto_msgTypes[196]
+	mi := &file_node_v1_node_proto_msgTypes[204]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -13719,7 +14324,7 @@ func (x *ResizeVolumeResponse) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use ResizeVolumeResponse.ProtoReflect.Descriptor instead.
 func (*ResizeVolumeResponse) Descriptor() ([]byte, []int) {
-	return file_node_v1_node_proto_rawDescGZIP(), []int{196}
+	return file_node_v1_node_proto_rawDescGZIP(), []int{204}
 }
 
 func (x *ResizeVolumeResponse) GetVolume() *StoredVolume {
@@ -13747,7 +14352,7 @@ type VolumeWaiting struct {
 
 func (x *VolumeWaiting) Reset() {
 	*x = VolumeWaiting{}
-	mi := &file_node_v1_node_proto_msgTypes[197]
+	mi := &file_node_v1_node_proto_msgTypes[205]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -13759,7 +14364,7 @@ func (x *VolumeWaiting) String() string {
 func (*VolumeWaiting) ProtoMessage() {}
 
 func (x *VolumeWaiting) ProtoReflect() protoreflect.Message {
-	mi := &file_node_v1_node_proto_msgTypes[197]
+	mi := &file_node_v1_node_proto_msgTypes[205]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -13772,7 +14377,7 @@ func (x *VolumeWaiting) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use VolumeWaiting.ProtoReflect.Descriptor instead.
 func (*VolumeWaiting) Descriptor() ([]byte, []int) {
-	return file_node_v1_node_proto_rawDescGZIP(), []int{197}
+	return file_node_v1_node_proto_rawDescGZIP(), []int{205}
 }
 
 func (x *VolumeWaiting) GetVm() string {
@@ -13798,7 +14403,7 @@ type RemoveVolumeRequest struct {
 
 func (x *RemoveVolumeRequest) Reset() {
 	*x = RemoveVolumeRequest{}
-	mi := &file_node_v1_node_proto_msgTypes[198]
+	mi := &file_node_v1_node_proto_msgTypes[206]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -13810,7 +14415,7 @@ func (x *RemoveVolumeRequest) String() string {
 func (*RemoveVolumeRequest) ProtoMessage() {}
 
 func (x *RemoveVolumeRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_node_v1_node_proto_msgTypes[198]
+	mi := &file_node_v1_node_proto_msgTypes[206]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -13823,7 +14428,7 @@ func (x *RemoveVolumeRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use RemoveVolumeRequest.ProtoReflect.Descriptor instead.
 func (*RemoveVolumeRequest) Descriptor() ([]byte, []int) {
-	return file_node_v1_node_proto_rawDescGZIP(), []int{198}
+	return file_node_v1_node_proto_rawDescGZIP(), []int{206}
 }
 
 func (x *RemoveVolumeRequest) GetRef() string {
@@ -13841,7 +14446,7 @@ type RemoveVolumeResponse struct {
 
 func (x *RemoveVolumeResponse) Reset() {
 	*x = RemoveVolumeResponse{}
-	mi := &file_node_v1_node_proto_msgTypes[199]
+	mi := &file_node_v1_node_proto_msgTypes[207]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -13853,7 +14458,7 @@ func (x *RemoveVolumeResponse) String() string {
 func (*RemoveVolumeResponse) ProtoMessage() {}
 
 func (x *RemoveVolumeResponse) ProtoReflect() protoreflect.Message {
-	mi := &file_node_v1_node_proto_msgTypes[199]
+	mi := &file_node_v1_node_proto_msgTypes[207]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -13866,7 +14471,7 @@ func (x *RemoveVolumeResponse) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use RemoveVolumeResponse.ProtoReflect.Descriptor instead.
 func (*RemoveVolumeResponse) Descriptor() ([]byte, []int) {
-	return file_node_v1_node_proto_rawDescGZIP(), []int{199}
+	return file_node_v1_node_proto_rawDescGZIP(), []int{207}
 }
 
 type CloneVolumeRequest struct {
@@ -13880,7 +14485,7 @@ type CloneVolumeRequest struct {
 
 func (x *CloneVolumeRequest) Reset() {
 	*x = CloneVolumeRequest{}
-	mi := &file_node_v1_node_proto_msgTypes[200]
+	mi := &file_node_v1_node_proto_msgTypes[208]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -13892,7 +14497,7 @@ func (x *CloneVolumeRequest) String() string {
 func (*CloneVolumeRequest) ProtoMessage() {}
 
 func (x *CloneVolumeRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_node_v1_node_proto_msgTypes[200]
+	mi := &file_node_v1_node_proto_msgTypes[208]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -13905,7 +14510,7 @@ func (x *CloneVolumeRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use CloneVolumeRequest.ProtoReflect.Descriptor instead.
 func (*CloneVolumeRequest) Descriptor() ([]byte, []int) {
-	return file_node_v1_node_proto_rawDescGZIP(), []int{200}
+	return file_node_v1_node_proto_rawDescGZIP(), []int{208}
 }
 
 func (x *CloneVolumeRequest) GetRef() string {
@@ -13939,7 +14544,7 @@ type RestoreVolumeRequest struct {
 
 func (x *RestoreVolumeRequest) Reset() {
 	*x = RestoreVolumeRequest{}
-	mi := &file_node_v1_node_proto_msgTypes[201]
+	mi := &file_node_v1_node_proto_msgTypes[209]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -13951,7 +14556,7 @@ func (x *RestoreVolumeRequest) String() string {
 func (*RestoreVolumeRequest) ProtoMessage() {}
 
 func (x *RestoreVolumeRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_node_v1_node_proto_msgTypes[201]
+	mi := &file_node_v1_node_proto_msgTypes[209]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -13964,7 +14569,7 @@ func (x *RestoreVolumeRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use RestoreVolumeRequest.ProtoReflect.Descriptor instead.
 func (*RestoreVolumeRequest) Descriptor() ([]byte, []int) {
-	return file_node_v1_node_proto_rawDescGZIP(), []int{201}
+	return file_node_v1_node_proto_rawDescGZIP(), []int{209}
 }
 
 func (x *RestoreVolumeRequest) GetRef() string {
@@ -13991,7 +14596,7 @@ type SaveVolumeRequest struct {
 
 func (x *SaveVolumeRequest) Reset() {
 	*x = SaveVolumeRequest{}
-	mi := &file_node_v1_node_proto_msgTypes[202]
+	mi := &file_node_v1_node_proto_msgTypes[210]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -14003,7 +14608,7 @@ func (x *SaveVolumeRequest) String() string {
 func (*SaveVolumeRequest) ProtoMessage() {}
 
 func (x *SaveVolumeRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_node_v1_node_proto_msgTypes[202]
+	mi := &file_node_v1_node_proto_msgTypes[210]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -14016,7 +14621,7 @@ func (x *SaveVolumeRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use SaveVolumeRequest.ProtoReflect.Descriptor instead.
 func (*SaveVolumeRequest) Descriptor() ([]byte, []int) {
-	return file_node_v1_node_proto_rawDescGZIP(), []int{202}
+	return file_node_v1_node_proto_rawDescGZIP(), []int{210}
 }
 
 func (x *SaveVolumeRequest) GetRef() string {
@@ -14041,7 +14646,7 @@ type ListVolumeSnapshotsRequest struct {
 
 func (x *ListVolumeSnapshotsRequest) Reset() {
 	*x = ListVolumeSnapshotsRequest{}
-	mi := &file_node_v1_node_proto_msgTypes[203]
+	mi := &file_node_v1_node_proto_msgTypes[211]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -14053,7 +14658,7 @@ func (x *ListVolumeSnapshotsRequest) String() string {
 func (*ListVolumeSnapshotsRequest) ProtoMessage() {}
 
 func (x *ListVolumeSnapshotsRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_node_v1_node_proto_msgTypes[203]
+	mi := &file_node_v1_node_proto_msgTypes[211]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -14066,7 +14671,7 @@ func (x *ListVolumeSnapshotsRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use ListVolumeSnapshotsRequest.ProtoReflect.Descriptor instead.
 func (*ListVolumeSnapshotsRequest) Descriptor() ([]byte, []int) {
-	return file_node_v1_node_proto_rawDescGZIP(), []int{203}
+	return file_node_v1_node_proto_rawDescGZIP(), []int{211}
 }
 
 type InspectVolumeSnapshotRequest struct {
@@ -14078,7 +14683,7 @@ type InspectVolumeSnapshotRequest struct {
 
 func (x *InspectVolumeSnapshotRequest) Reset() {
 	*x = InspectVolumeSnapshotRequest{}
-	mi := &file_node_v1_node_proto_msgTypes[204]
+	mi := &file_node_v1_node_proto_msgTypes[212]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -14090,7 +14695,7 @@ func (x *InspectVolumeSnapshotRequest) String() string {
 func (*InspectVolumeSnapshotRequest) ProtoMessage() {}
 
 func (x *InspectVolumeSnapshotRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_node_v1_node_proto_msgTypes[204]
+	mi := &file_node_v1_node_proto_msgTypes[212]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -14103,7 +14708,7 @@ func (x *InspectVolumeSnapshotRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use InspectVolumeSnapshotRequest.ProtoReflect.Descriptor instead.
 func (*InspectVolumeSnapshotRequest) Descriptor() ([]byte, []int) {
-	return file_node_v1_node_proto_rawDescGZIP(), []int{204}
+	return file_node_v1_node_proto_rawDescGZIP(), []int{212}
 }
 
 func (x *InspectVolumeSnapshotRequest) GetRef() string {
@@ -14122,7 +14727,7 @@ type RemoveVolumeSnapshotRequest struct {
 
 func (x *RemoveVolumeSnapshotRequest) Reset() {
 	*x = RemoveVolumeSnapshotRequest{}
-	mi := &file_node_v1_node_proto_msgTypes[205]
+	mi := &file_node_v1_node_proto_msgTypes[213]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -14134,7 +14739,7 @@ func (x *RemoveVolumeSnapshotRequest) String() string {
 func (*RemoveVolumeSnapshotRequest) ProtoMessage() {}
 
 func (x *RemoveVolumeSnapshotRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_node_v1_node_proto_msgTypes[205]
+	mi := &file_node_v1_node_proto_msgTypes[213]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -14147,7 +14752,7 @@ func (x *RemoveVolumeSnapshotRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use RemoveVolumeSnapshotRequest.ProtoReflect.Descriptor instead.
 func (*RemoveVolumeSnapshotRequest) Descriptor() ([]byte, []int) {
-	return file_node_v1_node_proto_rawDescGZIP(), []int{205}
+	return file_node_v1_node_proto_rawDescGZIP(), []int{213}
 }
 
 func (x *RemoveVolumeSnapshotRequest) GetRef() string {
@@ -14165,7 +14770,7 @@ type RemoveVolumeSnapshotResponse struct {
 
 func (x *RemoveVolumeSnapshotResponse) Reset() {
 	*x = RemoveVolumeSnapshotResponse{}
-	mi := &file_node_v1_node_proto_msgTypes[206]
+	mi := &file_node_v1_node_proto_msgTypes[214]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -14177,7 +14782,7 @@ func (x *RemoveVolumeSnapshotResponse) String() string {
 func (*RemoveVolumeSnapshotResponse) ProtoMessage() {}
 
 func (x *RemoveVolumeSnapshotResponse) ProtoReflect() protoreflect.Message {
-	mi := &file_node_v1_node_proto_msgTypes[206]
+	mi := &file_node_v1_node_proto_msgTypes[214]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -14190,7 +14795,7 @@ func (x *RemoveVolumeSnapshotResponse) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use RemoveVolumeSnapshotResponse.ProtoReflect.Descriptor instead.
 func (*RemoveVolumeSnapshotResponse) Descriptor() ([]byte, []int) {
-	return file_node_v1_node_proto_rawDescGZIP(), []int{206}
+	return file_node_v1_node_proto_rawDescGZIP(), []int{214}
 }
 
 type ExportVolumeRequest struct {
@@ -14202,7 +14807,7 @@ type ExportVolumeRequest struct {
 
 func (x *ExportVolumeRequest) Reset() {
 	*x = ExportVolumeRequest{}
-	mi := &file_node_v1_node_proto_msgTypes[207]
+	mi := &file_node_v1_node_proto_msgTypes[215]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -14214,7 +14819,7 @@ func (x *ExportVolumeRequest) String() string {
 func (*ExportVolumeRequest) ProtoMessage() {}
 
 func (x *ExportVolumeRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_node_v1_node_proto_msgTypes[207]
+	mi := &file_node_v1_node_proto_msgTypes[215]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -14227,7 +14832,7 @@ func (x *ExportVolumeRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use ExportVolumeRequest.ProtoReflect.Descriptor instead.
 func (*ExportVolumeRequest) Descriptor() ([]byte, []int) {
-	return file_node_v1_node_proto_rawDescGZIP(), []int{207}
+	return file_node_v1_node_proto_rawDescGZIP(), []int{215}
 }
 
 func (x *ExportVolumeRequest) GetRef() string {
@@ -14250,7 +14855,7 @@ type ImportVolumeRequest struct {
 
 func (x *ImportVolumeRequest) Reset() {
 	*x = ImportVolumeRequest{}
-	mi := &file_node_v1_node_proto_msgTypes[208]
+	mi := &file_node_v1_node_proto_msgTypes[216]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -14262,7 +14867,7 @@ func (x *ImportVolumeRequest) String() string {
 func (*ImportVolumeRequest) ProtoMessage() {}
 
 func (x *ImportVolumeRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_node_v1_node_proto_msgTypes[208]
+	mi := &file_node_v1_node_proto_msgTypes[216]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -14275,7 +14880,7 @@ func (x *ImportVolumeRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use ImportVolumeRequest.ProtoReflect.Descriptor instead.
 func (*ImportVolumeRequest) Descriptor() ([]byte, []int) {
-	return file_node_v1_node_proto_rawDescGZIP(), []int{208}
+	return file_node_v1_node_proto_rawDescGZIP(), []int{216}
 }
 
 func (x *ImportVolumeRequest) GetOf() isImportVolumeRequest_Of {
@@ -14329,7 +14934,7 @@ type VolumeFromImageRequest struct {
 
 func (x *VolumeFromImageRequest) Reset() {
 	*x = VolumeFromImageRequest{}
-	mi := &file_node_v1_node_proto_msgTypes[209]
+	mi := &file_node_v1_node_proto_msgTypes[217]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -14341,7 +14946,7 @@ func (x *VolumeFromImageRequest) String() string {
 func (*VolumeFromImageRequest) ProtoMessage() {}
 
 func (x *VolumeFromImageRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_node_v1_node_proto_msgTypes[209]
+	mi := &file_node_v1_node_proto_msgTypes[217]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -14354,7 +14959,7 @@ func (x *VolumeFromImageRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use VolumeFromImageRequest.ProtoReflect.Descriptor instead.
 func (*VolumeFromImageRequest) Descriptor() ([]byte, []int) {
-	return file_node_v1_node_proto_rawDescGZIP(), []int{209}
+	return file_node_v1_node_proto_rawDescGZIP(), []int{217}
 }
 
 func (x *VolumeFromImageRequest) GetSpec() *VolumeSpec {
@@ -14384,7 +14989,7 @@ type VolumeFromImageResponse struct {
 
 func (x *VolumeFromImageResponse) Reset() {
 	*x = VolumeFromImageResponse{}
-	mi := &file_node_v1_node_proto_msgTypes[210]
+	mi := &file_node_v1_node_proto_msgTypes[218]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -14396,7 +15001,7 @@ func (x *VolumeFromImageResponse) String() string {
 func (*VolumeFromImageResponse) ProtoMessage() {}
 
 func (x *VolumeFromImageResponse) ProtoReflect() protoreflect.Message {
-	mi := &file_node_v1_node_proto_msgTypes[210]
+	mi := &file_node_v1_node_proto_msgTypes[218]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -14409,7 +15014,7 @@ func (x *VolumeFromImageResponse) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use VolumeFromImageResponse.ProtoReflect.Descriptor instead.
 func (*VolumeFromImageResponse) Descriptor() ([]byte, []int) {
-	return file_node_v1_node_proto_rawDescGZIP(), []int{210}
+	return file_node_v1_node_proto_rawDescGZIP(), []int{218}
 }
 
 func (x *VolumeFromImageResponse) GetOf() isVolumeFromImageResponse_Of {
@@ -14461,7 +15066,7 @@ type WatchDriversRequest struct {
 
 func (x *WatchDriversRequest) Reset() {
 	*x = WatchDriversRequest{}
-	mi := &file_node_v1_node_proto_msgTypes[211]
+	mi := &file_node_v1_node_proto_msgTypes[219]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -14473,7 +15078,7 @@ func (x *WatchDriversRequest) String() string {
 func (*WatchDriversRequest) ProtoMessage() {}
 
 func (x *WatchDriversRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_node_v1_node_proto_msgTypes[211]
+	mi := &file_node_v1_node_proto_msgTypes[219]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -14486,7 +15091,7 @@ func (x *WatchDriversRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use WatchDriversRequest.ProtoReflect.Descriptor instead.
 func (*WatchDriversRequest) Descriptor() ([]byte, []int) {
-	return file_node_v1_node_proto_rawDescGZIP(), []int{211}
+	return file_node_v1_node_proto_rawDescGZIP(), []int{219}
 }
 
 // Drivers are the CSI drivers of the node, sorted by name.
@@ -14499,7 +15104,7 @@ type Drivers struct {
 
 func (x *Drivers) Reset() {
 	*x = Drivers{}
-	mi := &file_node_v1_node_proto_msgTypes[212]
+	mi := &file_node_v1_node_proto_msgTypes[220]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -14511,7 +15116,7 @@ func (x *Drivers) String() string {
 func (*Drivers) ProtoMessage() {}
 
 func (x *Drivers) ProtoReflect() protoreflect.Message {
-	mi := &file_node_v1_node_proto_msgTypes[212]
+	mi := &file_node_v1_node_proto_msgTypes[220]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -14524,7 +15129,7 @@ func (x *Drivers) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use Drivers.ProtoReflect.Descriptor instead.
 func (*Drivers) Descriptor() ([]byte, []int) {
-	return file_node_v1_node_proto_rawDescGZIP(), []int{212}
+	return file_node_v1_node_proto_rawDescGZIP(), []int{220}
 }
 
 func (x *Drivers) GetDrivers() []*PluginDriver {
@@ -14547,7 +15152,7 @@ type PluginDriver struct {
 
 func (x *PluginDriver) Reset() {
 	*x = PluginDriver{}
-	mi := &file_node_v1_node_proto_msgTypes[213]
+	mi := &file_node_v1_node_proto_msgTypes[221]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -14559,7 +15164,7 @@ func (x *PluginDriver) String() string {
 func (*PluginDriver) ProtoMessage() {}
 
 func (x *PluginDriver) ProtoReflect() protoreflect.Message {
-	mi := &file_node_v1_node_proto_msgTypes[213]
+	mi := &file_node_v1_node_proto_msgTypes[221]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -14572,7 +15177,7 @@ func (x *PluginDriver) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use PluginDriver.ProtoReflect.Descriptor instead.
 func (*PluginDriver) Descriptor() ([]byte, []int) {
-	return file_node_v1_node_proto_rawDescGZIP(), []int{213}
+	return file_node_v1_node_proto_rawDescGZIP(), []int{221}
 }
 
 func (x *PluginDriver) GetName() string {
@@ -14614,7 +15219,7 @@ type VolumeKey struct {
 
 func (x *VolumeKey) Reset() {
 	*x = VolumeKey{}
-	mi := &file_node_v1_node_proto_msgTypes[214]
+	mi := &file_node_v1_node_proto_msgTypes[222]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -14626,7 +15231,7 @@ func (x *VolumeKey) String() string {
 func (*VolumeKey) ProtoMessage() {}
 
 func (x *VolumeKey) ProtoReflect() protoreflect.Message {
-	mi := &file_node_v1_node_proto_msgTypes[214]
+	mi := &file_node_v1_node_proto_msgTypes[222]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -14639,7 +15244,7 @@ func (x *VolumeKey) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use VolumeKey.ProtoReflect.Descriptor instead.
 func (*VolumeKey) Descriptor() ([]byte, []int) {
-	return file_node_v1_node_proto_rawDescGZIP(), []int{214}
+	return file_node_v1_node_proto_rawDescGZIP(), []int{222}
 }
 
 func (x *VolumeKey) GetHolder() string {
@@ -14680,7 +15285,7 @@ type PublishVolumeRequest struct {
 
 func (x *PublishVolumeRequest) Reset() {
 	*x = PublishVolumeRequest{}
-	mi := &file_node_v1_node_proto_msgTypes[215]
+	mi := &file_node_v1_node_proto_msgTypes[223]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -14692,7 +15297,7 @@ func (x *PublishVolumeRequest) String() string {
 func (*PublishVolumeRequest) ProtoMessage() {}
 
 func (x *PublishVolumeRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_node_v1_node_proto_msgTypes[215]
+	mi := &file_node_v1_node_proto_msgTypes[223]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -14705,7 +15310,7 @@ func (x *PublishVolumeRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use PublishVolumeRequest.ProtoReflect.Descriptor instead.
 func (*PublishVolumeRequest) Descriptor() ([]byte, []int) {
-	return file_node_v1_node_proto_rawDescGZIP(), []int{215}
+	return file_node_v1_node_proto_rawDescGZIP(), []int{223}
 }
 
 func (x *PublishVolumeRequest) GetKey() *VolumeKey {
@@ -14839,7 +15444,7 @@ type PublishedVolume struct {
 
 func (x *PublishedVolume) Reset() {
 	*x = PublishedVolume{}
-	mi := &file_node_v1_node_proto_msgTypes[216]
+	mi := &file_node_v1_node_proto_msgTypes[224]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -14851,7 +15456,7 @@ func (x *PublishedVolume) String() string {
 func (*PublishedVolume) ProtoMessage() {}
 
 func (x *PublishedVolume) ProtoReflect() protoreflect.Message {
-	mi := &file_node_v1_node_proto_msgTypes[216]
+	mi := &file_node_v1_node_proto_msgTypes[224]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -14864,7 +15469,7 @@ func (x *PublishedVolume) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use PublishedVolume.ProtoReflect.Descriptor instead.
 func (*PublishedVolume) Descriptor() ([]byte, []int) {
-	return file_node_v1_node_proto_rawDescGZIP(), []int{216}
+	return file_node_v1_node_proto_rawDescGZIP(), []int{224}
 }
 
 func (x *PublishedVolume) GetKey() *VolumeKey {
@@ -14946,7 +15551,7 @@ type UnpublishVolumeRequest struct {
 
 func (x *UnpublishVolumeRequest) Reset() {
 	*x = UnpublishVolumeRequest{}
-	mi := &file_node_v1_node_proto_msgTypes[217]
+	mi := &file_node_v1_node_proto_msgTypes[225]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -14958,7 +15563,7 @@ func (x *UnpublishVolumeRequest) String() string {
 func (*UnpublishVolumeRequest) ProtoMessage() {}
 
 func (x *UnpublishVolumeRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_node_v1_node_proto_msgTypes[217]
+	mi := &file_node_v1_node_proto_msgTypes[225]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -14971,7 +15576,7 @@ func (x *UnpublishVolumeRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use UnpublishVolumeRequest.ProtoReflect.Descriptor instead.
 func (*UnpublishVolumeRequest) Descriptor() ([]byte, []int) {
-	return file_node_v1_node_proto_rawDescGZIP(), []int{217}
+	return file_node_v1_node_proto_rawDescGZIP(), []int{225}
 }
 
 func (x *UnpublishVolumeRequest) GetKey() *VolumeKey {
@@ -14989,7 +15594,7 @@ type UnpublishVolumeResponse struct {
 
 func (x *UnpublishVolumeResponse) Reset() {
 	*x = UnpublishVolumeResponse{}
-	mi := &file_node_v1_node_proto_msgTypes[218]
+	mi := &file_node_v1_node_proto_msgTypes[226]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -15001,7 +15606,7 @@ func (x *UnpublishVolumeResponse) String() string {
 func (*UnpublishVolumeResponse) ProtoMessage() {}
 
 func (x *UnpublishVolumeResponse) ProtoReflect() protoreflect.Message {
-	mi := &file_node_v1_node_proto_msgTypes[218]
+	mi := &file_node_v1_node_proto_msgTypes[226]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -15014,7 +15619,7 @@ func (x *UnpublishVolumeResponse) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use UnpublishVolumeResponse.ProtoReflect.Descriptor instead.
 func (*UnpublishVolumeResponse) Descriptor() ([]byte, []int) {
-	return file_node_v1_node_proto_rawDescGZIP(), []int{218}
+	return file_node_v1_node_proto_rawDescGZIP(), []int{226}
 }
 
 type ListPublishedRequest struct {
@@ -15025,7 +15630,7 @@ type ListPublishedRequest struct {
 
 func (x *ListPublishedRequest) Reset() {
 	*x = ListPublishedRequest{}
-	mi := &file_node_v1_node_proto_msgTypes[219]
+	mi := &file_node_v1_node_proto_msgTypes[227]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -15037,7 +15642,7 @@ func (x *ListPublishedRequest) String() string {
 func (*ListPublishedRequest) ProtoMessage() {}
 
 func (x *ListPublishedRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_node_v1_node_proto_msgTypes[219]
+	mi := &file_node_v1_node_proto_msgTypes[227]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -15050,7 +15655,7 @@ func (x *ListPublishedRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use ListPublishedRequest.ProtoReflect.Descriptor instead.
 func (*ListPublishedRequest) Descriptor() ([]byte, []int) {
-	return file_node_v1_node_proto_rawDescGZIP(), []int{219}
+	return file_node_v1_node_proto_rawDescGZIP(), []int{227}
 }
 
 type PublishedUsageRequest struct {
@@ -15062,7 +15667,7 @@ type PublishedUsageRequest struct {
 
 func (x *PublishedUsageRequest) Reset() {
 	*x = PublishedUsageRequest{}
-	mi := &file_node_v1_node_proto_msgTypes[220]
+	mi := &file_node_v1_node_proto_msgTypes[228]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -15074,7 +15679,7 @@ func (x *PublishedUsageRequest) String() string {
 func (*PublishedUsageRequest) ProtoMessage() {}
 
 func (x *PublishedUsageRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_node_v1_node_proto_msgTypes[220]
+	mi := &file_node_v1_node_proto_msgTypes[228]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -15087,7 +15692,7 @@ func (x *PublishedUsageRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use PublishedUsageRequest.ProtoReflect.Descriptor instead.
 func (*PublishedUsageRequest) Descriptor() ([]byte, []int) {
-	return file_node_v1_node_proto_rawDescGZIP(), []int{220}
+	return file_node_v1_node_proto_rawDescGZIP(), []int{228}
 }
 
 func (x *PublishedUsageRequest) GetKey() *VolumeKey {
@@ -15109,7 +15714,7 @@ type PublishedUsage struct {
 
 func (x *PublishedUsage) Reset() {
 	*x = PublishedUsage{}
-	mi := &file_node_v1_node_proto_msgTypes[221]
+	mi := &file_node_v1_node_proto_msgTypes[229]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -15121,7 +15726,7 @@ func (x *PublishedUsage) String() string {
 func (*PublishedUsage) ProtoMessage() {}
 
 func (x *PublishedUsage) ProtoReflect() protoreflect.Message {
-	mi := &file_node_v1_node_proto_msgTypes[221]
+	mi := &file_node_v1_node_proto_msgTypes[229]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -15134,7 +15739,7 @@ func (x *PublishedUsage) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use PublishedUsage.ProtoReflect.Descriptor instead.
 func (*PublishedUsage) Descriptor() ([]byte, []int) {
-	return file_node_v1_node_proto_rawDescGZIP(), []int{221}
+	return file_node_v1_node_proto_rawDescGZIP(), []int{229}
 }
 
 func (x *PublishedUsage) GetBytes() *Amount {
@@ -15170,7 +15775,7 @@ type Amount struct {
 
 func (x *Amount) Reset() {
 	*x = Amount{}
-	mi := &file_node_v1_node_proto_msgTypes[222]
+	mi := &file_node_v1_node_proto_msgTypes[230]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -15182,7 +15787,7 @@ func (x *Amount) String() string {
 func (*Amount) ProtoMessage() {}
 
 func (x *Amount) ProtoReflect() protoreflect.Message {
-	mi := &file_node_v1_node_proto_msgTypes[222]
+	mi := &file_node_v1_node_proto_msgTypes[230]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -15195,7 +15800,7 @@ func (x *Amount) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use Amount.ProtoReflect.Descriptor instead.
 func (*Amount) Descriptor() ([]byte, []int) {
-	return file_node_v1_node_proto_rawDescGZIP(), []int{222}
+	return file_node_v1_node_proto_rawDescGZIP(), []int{230}
 }
 
 func (x *Amount) GetTotal() int64 {
@@ -15229,7 +15834,7 @@ type GrowPublishedRequest struct {
 
 func (x *GrowPublishedRequest) Reset() {
 	*x = GrowPublishedRequest{}
-	mi := &file_node_v1_node_proto_msgTypes[223]
+	mi := &file_node_v1_node_proto_msgTypes[231]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -15241,7 +15846,7 @@ func (x *GrowPublishedRequest) String() string {
 func (*GrowPublishedRequest) ProtoMessage() {}
 
 func (x *GrowPublishedRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_node_v1_node_proto_msgTypes[223]
+	mi := &file_node_v1_node_proto_msgTypes[231]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -15254,7 +15859,7 @@ func (x *GrowPublishedRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use GrowPublishedRequest.ProtoReflect.Descriptor instead.
 func (*GrowPublishedRequest) Descriptor() ([]byte, []int) {
-	return file_node_v1_node_proto_rawDescGZIP(), []int{223}
+	return file_node_v1_node_proto_rawDescGZIP(), []int{231}
 }
 
 func (x *GrowPublishedRequest) GetKey() *VolumeKey {
@@ -15280,7 +15885,7 @@ type GrowPublishedResponse struct {
 
 func (x *GrowPublishedResponse) Reset() {
 	*x = GrowPublishedResponse{}
-	mi := &file_node_v1_node_proto_msgTypes[224]
+	mi := &file_node_v1_node_proto_msgTypes[232]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -15292,7 +15897,7 @@ func (x *GrowPublishedResponse) String() string {
 func (*GrowPublishedResponse) ProtoMessage() {}
 
 func (x *GrowPublishedResponse) ProtoReflect() protoreflect.Message {
-	mi := &file_node_v1_node_proto_msgTypes[224]
+	mi := &file_node_v1_node_proto_msgTypes[232]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -15305,7 +15910,7 @@ func (x *GrowPublishedResponse) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use GrowPublishedResponse.ProtoReflect.Descriptor instead.
 func (*GrowPublishedResponse) Descriptor() ([]byte, []int) {
-	return file_node_v1_node_proto_rawDescGZIP(), []int{224}
+	return file_node_v1_node_proto_rawDescGZIP(), []int{232}
 }
 
 func (x *GrowPublishedResponse) GetSize() int64 {
@@ -15417,7 +16022,7 @@ const file_node_v1_node_proto_rawDesc = "" +
 	"\x03own\x18\x02 \x01(\bR\x03own\x12\x1a\n" +
 	"\bsearches\x18\x03 \x03(\tR\bsearches\x12\x18\n" +
 	"\aoptions\x18\x04 \x03(\tR\aoptions\x12\x18\n" +
-	"\aoffered\x18\x05 \x01(\bR\aoffered\"\xd0\x04\n" +
+	"\aoffered\x18\x05 \x01(\bR\aoffered\"\x84\x05\n" +
 	"\tContainer\x12\x12\n" +
 	"\x04name\x18\x01 \x01(\tR\x04name\x12\x14\n" +
 	"\x05image\x18\x02 \x01(\tR\x05image\x12\x12\n" +
@@ -15432,7 +16037,9 @@ const file_node_v1_node_proto_rawDesc = "" +
 	"\arestart\x18\n" +
 	" \x01(\v2\x17.cocoon.node.v1.RestartR\arestart\x12=\n" +
 	"\x06labels\x18\v \x03(\v2%.cocoon.node.v1.Container.LabelsEntryR\x06labels\x12\x16\n" +
-	"\x06manual\x18\f \x01(\bR\x06manual\x120\n" +
+	"\x06manual\x18\f \x01(\bR\x06manual\x12\x19\n" +
+	"\bown_pids\x18\x0e \x01(\bR\aownPids\x12\x17\n" +
+	"\apids_of\x18\x0f \x01(\tR\x06pidsOf\x120\n" +
 	"\avolumes\x18\r \x03(\v2\x16.cocoon.node.v1.VolumeR\avolumes\x1a9\n" +
 	"\vLabelsEntry\x12\x10\n" +
 	"\x03key\x18\x01 \x01(\tR\x03key\x12\x14\n" +
@@ -15570,7 +16177,7 @@ const file_node_v1_node_proto_rawDesc = "" +
 	"\x06server\x18\x01 \x01(\tR\x06server\x12\x12\n" +
 	"\x04path\x18\x02 \x01(\tR\x04path\x12\x18\n" +
 	"\aoptions\x18\x03 \x03(\tR\aoptions\x12\x1b\n" +
-	"\tread_only\x18\x04 \x01(\bR\breadOnly\"\xca\x01\n" +
+	"\tread_only\x18\x04 \x01(\bR\breadOnly\"\x88\x02\n" +
 	"\aHostDir\x12\x12\n" +
 	"\x04path\x18\x01 \x01(\tR\x04path\x12\x1b\n" +
 	"\tread_only\x18\x02 \x01(\bR\breadOnly\x12\x16\n" +
@@ -15578,7 +16185,9 @@ const file_node_v1_node_proto_rawDesc = "" +
 	"\x11group_on_mismatch\x18\x04 \x01(\bR\x0fgroupOnMismatch\x12\x1c\n" +
 	"\tpublished\x18\x05 \x01(\bR\tpublished\x12\x12\n" +
 	"\x04file\x18\x06 \x01(\bR\x04file\x12\x18\n" +
-	"\atrusted\x18\a \x01(\bR\atrusted\"\x89\x01\n" +
+	"\atrusted\x18\a \x01(\bR\atrusted\x12\x14\n" +
+	"\x05below\x18\b \x01(\bR\x05below\x12&\n" +
+	"\x0fread_only_below\x18\t \x01(\bR\rreadOnlyBelow\"\x89\x01\n" +
 	"\bHostDisk\x12\x12\n" +
 	"\x04path\x18\x01 \x01(\tR\x04path\x12\x1a\n" +
 	"\bcapacity\x18\x02 \x01(\x03R\bcapacity\x12\x1b\n" +
@@ -15715,7 +16324,7 @@ const file_node_v1_node_proto_rawDesc = "" +
 	"\x04path\x18\x03 \x01(\tR\x04path\x12\x10\n" +
 	"\x03key\x18\x04 \x01(\tR\x03key\x12\x1a\n" +
 	"\boptional\x18\x05 \x01(\bR\boptional\x12\x16\n" +
-	"\x06absent\x18\x06 \x01(\tR\x06absent\"\x83\x02\n" +
+	"\x06absent\x18\x06 \x01(\tR\x06absent\"\xc3\x02\n" +
 	"\bSecurity\x12\"\n" +
 	"\fcapabilities\x18\x01 \x03(\tR\fcapabilities\x12*\n" +
 	"\x11no_new_privileges\x18\x02 \x01(\bR\x0fnoNewPrivileges\x12\x19\n" +
@@ -15724,7 +16333,26 @@ const file_node_v1_node_proto_rawDesc = "" +
 	"\rstrict_groups\x18\x05 \x01(\bR\fstrictGroups\x12\x1a\n" +
 	"\bfiltered\x18\x06 \x01(\bR\bfiltered\x12\x16\n" +
 	"\x06masked\x18\a \x03(\tR\x06masked\x12\x1b\n" +
-	"\tread_only\x18\b \x03(\tR\breadOnly\"2\n" +
+	"\tread_only\x18\b \x03(\tR\breadOnly\x12>\n" +
+	"\fsystem_calls\x18\t \x01(\v2\x1b.cocoon.node.v1.SystemCallsR\vsystemCalls\"s\n" +
+	"\vSystemCalls\x124\n" +
+	"\adefault\x18\x01 \x01(\v2\x1a.cocoon.node.v1.CallActionR\adefault\x12.\n" +
+	"\x05rules\x18\x02 \x03(\v2\x18.cocoon.node.v1.CallRuleR\x05rules\"0\n" +
+	"\n" +
+	"CallAction\x12\x0e\n" +
+	"\x02do\x18\x01 \x01(\tR\x02do\x12\x12\n" +
+	"\x04data\x18\x02 \x01(\x05R\x04data\"\xaf\x01\n" +
+	"\bCallRule\x12\x14\n" +
+	"\x05calls\x18\x01 \x03(\tR\x05calls\x122\n" +
+	"\x06action\x18\x02 \x01(\v2\x1a.cocoon.node.v1.CallActionR\x06action\x12+\n" +
+	"\x04args\x18\x03 \x03(\v2\x17.cocoon.node.v1.CallArgR\x04args\x12\x14\n" +
+	"\x05since\x18\x04 \x01(\tR\x05since\x12\x16\n" +
+	"\x06before\x18\x05 \x01(\tR\x06before\"Y\n" +
+	"\aCallArg\x12\x14\n" +
+	"\x05index\x18\x01 \x01(\x05R\x05index\x12\x0e\n" +
+	"\x02op\x18\x02 \x01(\tR\x02op\x12\x14\n" +
+	"\x05value\x18\x03 \x01(\x04R\x05value\x12\x12\n" +
+	"\x04mask\x18\x04 \x01(\x04R\x04mask\"2\n" +
 	"\x06Sysctl\x12\x12\n" +
 	"\x04name\x18\x01 \x01(\tR\x04name\x12\x14\n" +
 	"\x05value\x18\x02 \x01(\tR\x05value\"2\n" +
@@ -15765,7 +16393,7 @@ const file_node_v1_node_proto_rawDesc = "" +
 	"\ahost_ip\x18\x02 \x01(\tR\x06hostIp\x12\x1b\n" +
 	"\thost_port\x18\x03 \x01(\rR\bhostPort\x12\x1d\n" +
 	"\n" +
-	"guest_port\x18\x04 \x01(\rR\tguestPort\"\xbf\n" +
+	"guest_port\x18\x04 \x01(\rR\tguestPort\"\xe6\n" +
 	"\n" +
 	"\x06Record\x12\x0e\n" +
 	"\x02id\x18\x01 \x01(\tR\x02id\x12(\n" +
@@ -15810,7 +16438,8 @@ const file_node_v1_node_proto_rawDesc = "" +
 	"\vkernel_sums\x18. \x01(\v2\x1a.cocoon.node.v1.KernelSumsR\n" +
 	"kernelSums\x12\x16\n" +
 	"\x06frozen\x18- \x01(\bR\x06frozen\x12\x16\n" +
-	"\x06moving\x18, \x03(\x03R\x06movingB\f\n" +
+	"\x06moving\x18, \x03(\x03R\x06moving\x12%\n" +
+	"\x0eboot_container\x18/ \x01(\tR\rbootContainerB\f\n" +
 	"\n" +
 	"_exit_code\"\xce\x01\n" +
 	"\tEphemeral\x12-\n" +
@@ -15911,7 +16540,7 @@ const file_node_v1_node_proto_rawDesc = "" +
 	"\texit_code\x18\x05 \x01(\x05H\x00R\bexitCodeB\x04\n" +
 	"\x02of\"0\n" +
 	"\vExecStarted\x12!\n" +
-	"\fstdin_window\x18\x01 \x01(\rR\vstdinWindow\"\xb8\x01\n" +
+	"\fstdin_window\x18\x01 \x01(\rR\vstdinWindow\"\xcc\x01\n" +
 	"\vLogsRequest\x12\x10\n" +
 	"\x03ref\x18\x01 \x01(\tR\x03ref\x12\x16\n" +
 	"\x06follow\x18\x02 \x01(\bR\x06follow\x12\x12\n" +
@@ -15919,13 +16548,15 @@ const file_node_v1_node_proto_rawDesc = "" +
 	"\bsince_ns\x18\x04 \x01(\x03R\asinceNs\x12\x1a\n" +
 	"\bprevious\x18\x05 \x01(\bR\bprevious\x12\x16\n" +
 	"\x06serial\x18\x06 \x01(\bR\x06serial\x12\x1c\n" +
-	"\tcontainer\x18\a \x01(\tR\tcontainer\"s\n" +
+	"\tcontainer\x18\a \x01(\tR\tcontainer\x12\x12\n" +
+	"\x04from\x18\b \x01(\x03R\x04from\"\x85\x01\n" +
 	"\bLogEntry\x12\x10\n" +
 	"\x03seq\x18\x01 \x01(\x04R\x03seq\x12\x17\n" +
 	"\atime_ns\x18\x02 \x01(\x03R\x06timeNs\x12\x16\n" +
 	"\x06stream\x18\x03 \x01(\tR\x06stream\x12\x12\n" +
 	"\x04data\x18\x04 \x01(\fR\x04data\x12\x10\n" +
-	"\x03run\x18\x05 \x01(\x03R\x03run\"y\n" +
+	"\x03run\x18\x05 \x01(\x03R\x03run\x12\x10\n" +
+	"\x03end\x18\x06 \x01(\x03R\x03end\"y\n" +
 	"\x0eConsoleRequest\x12\x12\n" +
 	"\x03ref\x18\x01 \x01(\tH\x00R\x03ref\x12\x14\n" +
 	"\x04data\x18\x02 \x01(\fH\x00R\x04data\x127\n" +
@@ -15940,7 +16571,7 @@ const file_node_v1_node_proto_rawDesc = "" +
 	"\x0fConsoleResponse\x12\x18\n" +
 	"\x06opened\x18\x01 \x01(\bH\x00R\x06opened\x12\x14\n" +
 	"\x04data\x18\x02 \x01(\fH\x00R\x04dataB\x04\n" +
-	"\x02of\"\xbe\x03\n" +
+	"\x02of\"\xf4\x03\n" +
 	"\rStatsResponse\x12\x1f\n" +
 	"\vcpu_seconds\x18\x01 \x01(\x01R\n" +
 	"cpuSeconds\x12!\n" +
@@ -15958,7 +16589,8 @@ const file_node_v1_node_proto_rawDesc = "" +
 	"containers\x18\n" +
 	" \x03(\v2\x1e.cocoon.node.v1.ContainerStatsR\n" +
 	"containers\x125\n" +
-	"\avolumes\x18\v \x03(\v2\x1b.cocoon.node.v1.VolumeStatsR\avolumes\"\xa7\x02\n" +
+	"\avolumes\x18\v \x03(\v2\x1b.cocoon.node.v1.VolumeStatsR\avolumes\x124\n" +
+	"\bpressure\x18\f \x01(\v2\x18.cocoon.node.v1.PressureR\bpressure\"\xa7\x02\n" +
 	"\x10DescribeResponse\x12\x14\n" +
 	"\x05agent\x18\x01 \x01(\tR\x05agent\x12\x1a\n" +
 	"\bhostname\x18\x02 \x01(\tR\bhostname\x12'\n" +
@@ -15999,12 +16631,34 @@ const file_node_v1_node_proto_rawDesc = "" +
 	"\tavailable\x18\x04 \x01(\x03R\tavailable\x12\x16\n" +
 	"\x06inodes\x18\x05 \x01(\x03R\x06inodes\x12\x1f\n" +
 	"\vinodes_free\x18\x06 \x01(\x03R\n" +
-	"inodesFree\"]\n" +
+	"inodesFree\"\xcb\x02\n" +
 	"\x0eContainerStats\x12\x12\n" +
 	"\x04name\x18\x01 \x01(\tR\x04name\x12\x1f\n" +
 	"\vcpu_seconds\x18\x02 \x01(\x01R\n" +
 	"cpuSeconds\x12\x16\n" +
-	"\x06memory\x18\x03 \x01(\x03R\x06memory\"b\n" +
+	"\x06memory\x18\x03 \x01(\x03R\x06memory\x12!\n" +
+	"\fmemory_total\x18\x04 \x01(\x03R\vmemoryTotal\x12\x1c\n" +
+	"\tanonymous\x18\x05 \x01(\x03R\tanonymous\x12\x1f\n" +
+	"\vpage_faults\x18\x06 \x01(\x03R\n" +
+	"pageFaults\x12!\n" +
+	"\fmajor_faults\x18\a \x01(\x03R\vmajorFaults\x121\n" +
+	"\awritten\x18\b \x01(\v2\x17.cocoon.node.v1.DiskUseR\awritten\x124\n" +
+	"\bpressure\x18\t \x01(\v2\x18.cocoon.node.v1.PressureR\bpressure\"7\n" +
+	"\aDiskUse\x12\x14\n" +
+	"\x05bytes\x18\x01 \x01(\x03R\x05bytes\x12\x16\n" +
+	"\x06inodes\x18\x02 \x01(\x03R\x06inodes\"\x89\x01\n" +
+	"\bPressure\x12'\n" +
+	"\x03cpu\x18\x01 \x01(\v2\x15.cocoon.node.v1.StallR\x03cpu\x12-\n" +
+	"\x06memory\x18\x02 \x01(\v2\x15.cocoon.node.v1.StallR\x06memory\x12%\n" +
+	"\x02io\x18\x03 \x01(\v2\x15.cocoon.node.v1.StallR\x02io\"]\n" +
+	"\x05Stall\x12)\n" +
+	"\x04some\x18\x01 \x01(\v2\x15.cocoon.node.v1.WaitsR\x04some\x12)\n" +
+	"\x04full\x18\x02 \x01(\v2\x15.cocoon.node.v1.WaitsR\x04full\"f\n" +
+	"\x05Waits\x12\x19\n" +
+	"\btotal_ns\x18\x01 \x01(\x03R\atotalNs\x12\x14\n" +
+	"\x05avg10\x18\x02 \x01(\x01R\x05avg10\x12\x14\n" +
+	"\x05avg60\x18\x03 \x01(\x01R\x05avg60\x12\x16\n" +
+	"\x06avg300\x18\x04 \x01(\x01R\x06avg300\"b\n" +
 	"\rImportRequest\x123\n" +
 	"\x05start\x18\x01 \x01(\v2\x1b.cocoon.node.v1.ImportStartH\x00R\x05start\x12\x16\n" +
 	"\x05chunk\x18\x02 \x01(\fH\x00R\x05chunkB\x04\n" +
@@ -16663,7 +17317,7 @@ func file_node_v1_node_proto_rawDescGZIP() []byte {
 	return file_node_v1_node_proto_rawDescData
 }
 
-var file_node_v1_node_proto_msgTypes = make([]protoimpl.MessageInfo, 244)
+var file_node_v1_node_proto_msgTypes = make([]protoimpl.MessageInfo, 252)
 var file_node_v1_node_proto_goTypes = []any{
 	(*CreateRequest)(nil),                // 0: cocoon.node.v1.CreateRequest
 	(*LaunchRequest)(nil),                // 1: cocoon.node.v1.LaunchRequest
@@ -16738,189 +17392,197 @@ var file_node_v1_node_proto_goTypes = []any{
 	(*Process)(nil),                      // 70: cocoon.node.v1.Process
 	(*FileKey)(nil),                      // 71: cocoon.node.v1.FileKey
 	(*Security)(nil),                     // 72: cocoon.node.v1.Security
-	(*Sysctl)(nil),                       // 73: cocoon.node.v1.Sysctl
-	(*EnvVar)(nil),                       // 74: cocoon.node.v1.EnvVar
-	(*NICSpec)(nil),                      // 75: cocoon.node.v1.NICSpec
-	(*Bandwidth)(nil),                    // 76: cocoon.node.v1.Bandwidth
-	(*PodName)(nil),                      // 77: cocoon.node.v1.PodName
-	(*Masquerade)(nil),                   // 78: cocoon.node.v1.Masquerade
-	(*GuestPorts)(nil),                   // 79: cocoon.node.v1.GuestPorts
-	(*PortMapping)(nil),                  // 80: cocoon.node.v1.PortMapping
-	(*Record)(nil),                       // 81: cocoon.node.v1.Record
-	(*Ephemeral)(nil),                    // 82: cocoon.node.v1.Ephemeral
-	(*Owner)(nil),                        // 83: cocoon.node.v1.Owner
-	(*Resume)(nil),                       // 84: cocoon.node.v1.Resume
-	(*Boot)(nil),                         // 85: cocoon.node.v1.Boot
-	(*Disk)(nil),                         // 86: cocoon.node.v1.Disk
-	(*NIC)(nil),                          // 87: cocoon.node.v1.NIC
-	(*Inside)(nil),                       // 88: cocoon.node.v1.Inside
-	(*Route)(nil),                        // 89: cocoon.node.v1.Route
-	(*Event)(nil),                        // 90: cocoon.node.v1.Event
-	(*ExecRequest)(nil),                  // 91: cocoon.node.v1.ExecRequest
-	(*ExecStart)(nil),                    // 92: cocoon.node.v1.ExecStart
-	(*WinSize)(nil),                      // 93: cocoon.node.v1.WinSize
-	(*ExecResponse)(nil),                 // 94: cocoon.node.v1.ExecResponse
-	(*ExecStarted)(nil),                  // 95: cocoon.node.v1.ExecStarted
-	(*LogsRequest)(nil),                  // 96: cocoon.node.v1.LogsRequest
-	(*LogEntry)(nil),                     // 97: cocoon.node.v1.LogEntry
-	(*ConsoleRequest)(nil),               // 98: cocoon.node.v1.ConsoleRequest
-	(*DisplayOpen)(nil),                  // 99: cocoon.node.v1.DisplayOpen
-	(*ScreenshotRequest)(nil),            // 100: cocoon.node.v1.ScreenshotRequest
-	(*ConsoleResponse)(nil),              // 101: cocoon.node.v1.ConsoleResponse
-	(*StatsResponse)(nil),                // 102: cocoon.node.v1.StatsResponse
-	(*DescribeResponse)(nil),             // 103: cocoon.node.v1.DescribeResponse
-	(*GuestOS)(nil),                      // 104: cocoon.node.v1.GuestOS
-	(*GuestUser)(nil),                    // 105: cocoon.node.v1.GuestUser
-	(*GuestFileSystem)(nil),              // 106: cocoon.node.v1.GuestFileSystem
-	(*GuestDisk)(nil),                    // 107: cocoon.node.v1.GuestDisk
-	(*VolumeStats)(nil),                  // 108: cocoon.node.v1.VolumeStats
-	(*ContainerStats)(nil),               // 109: cocoon.node.v1.ContainerStats
-	(*ImportRequest)(nil),                // 110: cocoon.node.v1.ImportRequest
-	(*ImportStart)(nil),                  // 111: cocoon.node.v1.ImportStart
-	(*ImportResponse)(nil),               // 112: cocoon.node.v1.ImportResponse
-	(*ListImagesRequest)(nil),            // 113: cocoon.node.v1.ListImagesRequest
-	(*GetImageRequest)(nil),              // 114: cocoon.node.v1.GetImageRequest
-	(*RemoveImageRequest)(nil),           // 115: cocoon.node.v1.RemoveImageRequest
-	(*RemoveImageResponse)(nil),          // 116: cocoon.node.v1.RemoveImageResponse
-	(*Image)(nil),                        // 117: cocoon.node.v1.Image
-	(*PullRequest)(nil),                  // 118: cocoon.node.v1.PullRequest
-	(*RegistryAuth)(nil),                 // 119: cocoon.node.v1.RegistryAuth
-	(*PullResponse)(nil),                 // 120: cocoon.node.v1.PullResponse
-	(*Progress)(nil),                     // 121: cocoon.node.v1.Progress
-	(*ExplainRequest)(nil),               // 122: cocoon.node.v1.ExplainRequest
-	(*ExplainResponse)(nil),              // 123: cocoon.node.v1.ExplainResponse
-	(*CollectRequest)(nil),               // 124: cocoon.node.v1.CollectRequest
-	(*CollectResponse)(nil),              // 125: cocoon.node.v1.CollectResponse
-	(*ExportRequest)(nil),                // 126: cocoon.node.v1.ExportRequest
-	(*ExportResponse)(nil),               // 127: cocoon.node.v1.ExportResponse
-	(*SyncMappingsRequest)(nil),          // 128: cocoon.node.v1.SyncMappingsRequest
-	(*Mapping)(nil),                      // 129: cocoon.node.v1.Mapping
-	(*ProblemsRequest)(nil),              // 130: cocoon.node.v1.ProblemsRequest
-	(*MappingProblems)(nil),              // 131: cocoon.node.v1.MappingProblems
-	(*MappingProblem)(nil),               // 132: cocoon.node.v1.MappingProblem
-	(*InfoRequest)(nil),                  // 133: cocoon.node.v1.InfoRequest
-	(*NodeInfo)(nil),                     // 134: cocoon.node.v1.NodeInfo
-	(*VolumePool)(nil),                   // 135: cocoon.node.v1.VolumePool
-	(*Network)(nil),                      // 136: cocoon.node.v1.Network
-	(*Driver)(nil),                       // 137: cocoon.node.v1.Driver
-	(*DoctorRequest)(nil),                // 138: cocoon.node.v1.DoctorRequest
-	(*DoctorResponse)(nil),               // 139: cocoon.node.v1.DoctorResponse
-	(*Check)(nil),                        // 140: cocoon.node.v1.Check
-	(*ResetRequest)(nil),                 // 141: cocoon.node.v1.ResetRequest
-	(*ResetResponse)(nil),                // 142: cocoon.node.v1.ResetResponse
-	(*TeardownNetworksRequest)(nil),      // 143: cocoon.node.v1.TeardownNetworksRequest
-	(*TeardownNetworksResponse)(nil),     // 144: cocoon.node.v1.TeardownNetworksResponse
-	(*PoliceRequest)(nil),                // 145: cocoon.node.v1.PoliceRequest
-	(*PoliceResponse)(nil),               // 146: cocoon.node.v1.PoliceResponse
-	(*PolicedGuest)(nil),                 // 147: cocoon.node.v1.PolicedGuest
-	(*Policy)(nil),                       // 148: cocoon.node.v1.Policy
-	(*PolicyRule)(nil),                   // 149: cocoon.node.v1.PolicyRule
-	(*AddressRange)(nil),                 // 150: cocoon.node.v1.AddressRange
-	(*PortRange)(nil),                    // 151: cocoon.node.v1.PortRange
-	(*NamedPort)(nil),                    // 152: cocoon.node.v1.NamedPort
-	(*StraysRequest)(nil),                // 153: cocoon.node.v1.StraysRequest
-	(*StraysResponse)(nil),               // 154: cocoon.node.v1.StraysResponse
-	(*Stray)(nil),                        // 155: cocoon.node.v1.Stray
-	(*AdoptStrayRequest)(nil),            // 156: cocoon.node.v1.AdoptStrayRequest
-	(*RemoveStrayRequest)(nil),           // 157: cocoon.node.v1.RemoveStrayRequest
-	(*RemoveStrayResponse)(nil),          // 158: cocoon.node.v1.RemoveStrayResponse
-	(*KeptFirmwareRequest)(nil),          // 159: cocoon.node.v1.KeptFirmwareRequest
-	(*KeptFirmwareResponse)(nil),         // 160: cocoon.node.v1.KeptFirmwareResponse
-	(*KeptState)(nil),                    // 161: cocoon.node.v1.KeptState
-	(*DropFirmwareRequest)(nil),          // 162: cocoon.node.v1.DropFirmwareRequest
-	(*DropFirmwareResponse)(nil),         // 163: cocoon.node.v1.DropFirmwareResponse
-	(*CloneRequest)(nil),                 // 164: cocoon.node.v1.CloneRequest
-	(*RestoreRequest)(nil),               // 165: cocoon.node.v1.RestoreRequest
-	(*HibernateRequest)(nil),             // 166: cocoon.node.v1.HibernateRequest
-	(*WakeRequest)(nil),                  // 167: cocoon.node.v1.WakeRequest
-	(*SaveRequest)(nil),                  // 168: cocoon.node.v1.SaveRequest
-	(*Snapshot)(nil),                     // 169: cocoon.node.v1.Snapshot
-	(*SnapshotVolume)(nil),               // 170: cocoon.node.v1.SnapshotVolume
-	(*Machine)(nil),                      // 171: cocoon.node.v1.Machine
-	(*ListSnapshotsRequest)(nil),         // 172: cocoon.node.v1.ListSnapshotsRequest
-	(*InspectSnapshotRequest)(nil),       // 173: cocoon.node.v1.InspectSnapshotRequest
-	(*RemoveSnapshotRequest)(nil),        // 174: cocoon.node.v1.RemoveSnapshotRequest
-	(*RemoveSnapshotResponse)(nil),       // 175: cocoon.node.v1.RemoveSnapshotResponse
-	(*PublishSnapshotRequest)(nil),       // 176: cocoon.node.v1.PublishSnapshotRequest
-	(*ExportSnapshotRequest)(nil),        // 177: cocoon.node.v1.ExportSnapshotRequest
-	(*ImportSnapshotRequest)(nil),        // 178: cocoon.node.v1.ImportSnapshotRequest
-	(*ImportSnapshotStart)(nil),          // 179: cocoon.node.v1.ImportSnapshotStart
-	(*TransferResponse)(nil),             // 180: cocoon.node.v1.TransferResponse
-	(*TransferProgress)(nil),             // 181: cocoon.node.v1.TransferProgress
-	(*RemoteAuth)(nil),                   // 182: cocoon.node.v1.RemoteAuth
-	(*PushSnapshotRequest)(nil),          // 183: cocoon.node.v1.PushSnapshotRequest
-	(*PullSnapshotRequest)(nil),          // 184: cocoon.node.v1.PullSnapshotRequest
-	(*TagRequest)(nil),                   // 185: cocoon.node.v1.TagRequest
-	(*TagResponse)(nil),                  // 186: cocoon.node.v1.TagResponse
-	(*PushImageRequest)(nil),             // 187: cocoon.node.v1.PushImageRequest
-	(*StoredVolume)(nil),                 // 188: cocoon.node.v1.StoredVolume
-	(*VolumeAttachment)(nil),             // 189: cocoon.node.v1.VolumeAttachment
-	(*VolumeSnapshot)(nil),               // 190: cocoon.node.v1.VolumeSnapshot
-	(*VolumeSpec)(nil),                   // 191: cocoon.node.v1.VolumeSpec
-	(*CreateVolumeRequest)(nil),          // 192: cocoon.node.v1.CreateVolumeRequest
-	(*ListVolumesRequest)(nil),           // 193: cocoon.node.v1.ListVolumesRequest
-	(*InspectVolumeRequest)(nil),         // 194: cocoon.node.v1.InspectVolumeRequest
-	(*ResizeVolumeRequest)(nil),          // 195: cocoon.node.v1.ResizeVolumeRequest
-	(*ResizeVolumeResponse)(nil),         // 196: cocoon.node.v1.ResizeVolumeResponse
-	(*VolumeWaiting)(nil),                // 197: cocoon.node.v1.VolumeWaiting
-	(*RemoveVolumeRequest)(nil),          // 198: cocoon.node.v1.RemoveVolumeRequest
-	(*RemoveVolumeResponse)(nil),         // 199: cocoon.node.v1.RemoveVolumeResponse
-	(*CloneVolumeRequest)(nil),           // 200: cocoon.node.v1.CloneVolumeRequest
-	(*RestoreVolumeRequest)(nil),         // 201: cocoon.node.v1.RestoreVolumeRequest
-	(*SaveVolumeRequest)(nil),            // 202: cocoon.node.v1.SaveVolumeRequest
-	(*ListVolumeSnapshotsRequest)(nil),   // 203: cocoon.node.v1.ListVolumeSnapshotsRequest
-	(*InspectVolumeSnapshotRequest)(nil), // 204: cocoon.node.v1.InspectVolumeSnapshotRequest
-	(*RemoveVolumeSnapshotRequest)(nil),  // 205: cocoon.node.v1.RemoveVolumeSnapshotRequest
-	(*RemoveVolumeSnapshotResponse)(nil), // 206: cocoon.node.v1.RemoveVolumeSnapshotResponse
-	(*ExportVolumeRequest)(nil),          // 207: cocoon.node.v1.ExportVolumeRequest
-	(*ImportVolumeRequest)(nil),          // 208: cocoon.node.v1.ImportVolumeRequest
-	(*VolumeFromImageRequest)(nil),       // 209: cocoon.node.v1.VolumeFromImageRequest
-	(*VolumeFromImageResponse)(nil),      // 210: cocoon.node.v1.VolumeFromImageResponse
-	(*WatchDriversRequest)(nil),          // 211: cocoon.node.v1.WatchDriversRequest
-	(*Drivers)(nil),                      // 212: cocoon.node.v1.Drivers
-	(*PluginDriver)(nil),                 // 213: cocoon.node.v1.PluginDriver
-	(*VolumeKey)(nil),                    // 214: cocoon.node.v1.VolumeKey
-	(*PublishVolumeRequest)(nil),         // 215: cocoon.node.v1.PublishVolumeRequest
-	(*PublishedVolume)(nil),              // 216: cocoon.node.v1.PublishedVolume
-	(*UnpublishVolumeRequest)(nil),       // 217: cocoon.node.v1.UnpublishVolumeRequest
-	(*UnpublishVolumeResponse)(nil),      // 218: cocoon.node.v1.UnpublishVolumeResponse
-	(*ListPublishedRequest)(nil),         // 219: cocoon.node.v1.ListPublishedRequest
-	(*PublishedUsageRequest)(nil),        // 220: cocoon.node.v1.PublishedUsageRequest
-	(*PublishedUsage)(nil),               // 221: cocoon.node.v1.PublishedUsage
-	(*Amount)(nil),                       // 222: cocoon.node.v1.Amount
-	(*GrowPublishedRequest)(nil),         // 223: cocoon.node.v1.GrowPublishedRequest
-	(*GrowPublishedResponse)(nil),        // 224: cocoon.node.v1.GrowPublishedResponse
-	nil,                                  // 225: cocoon.node.v1.Spec.LabelsEntry
-	nil,                                  // 226: cocoon.node.v1.Container.LabelsEntry
-	nil,                                  // 227: cocoon.node.v1.Hardware.DisksEntry
-	nil,                                  // 228: cocoon.node.v1.SetLoginsRequest.PasswordsEntry
-	nil,                                  // 229: cocoon.node.v1.SetLoginsRequest.KeysEntry
-	nil,                                  // 230: cocoon.node.v1.ResizeContainersRequest.ContainersEntry
-	nil,                                  // 231: cocoon.node.v1.NodeInfo.VmsEntry
-	nil,                                  // 232: cocoon.node.v1.CloneRequest.LabelsEntry
-	nil,                                  // 233: cocoon.node.v1.SaveRequest.LabelsEntry
-	nil,                                  // 234: cocoon.node.v1.Snapshot.LabelsEntry
-	nil,                                  // 235: cocoon.node.v1.StoredVolume.LabelsEntry
-	nil,                                  // 236: cocoon.node.v1.VolumeSnapshot.LabelsEntry
-	nil,                                  // 237: cocoon.node.v1.VolumeSpec.LabelsEntry
-	nil,                                  // 238: cocoon.node.v1.PluginDriver.TopologyEntry
-	nil,                                  // 239: cocoon.node.v1.PublishVolumeRequest.AttributesEntry
-	nil,                                  // 240: cocoon.node.v1.PublishVolumeRequest.AttachmentEntry
-	nil,                                  // 241: cocoon.node.v1.PublishVolumeRequest.StageSecretsEntry
-	nil,                                  // 242: cocoon.node.v1.PublishVolumeRequest.PublishSecretsEntry
-	nil,                                  // 243: cocoon.node.v1.PublishVolumeRequest.ContextSecretsEntry
+	(*SystemCalls)(nil),                  // 73: cocoon.node.v1.SystemCalls
+	(*CallAction)(nil),                   // 74: cocoon.node.v1.CallAction
+	(*CallRule)(nil),                     // 75: cocoon.node.v1.CallRule
+	(*CallArg)(nil),                      // 76: cocoon.node.v1.CallArg
+	(*Sysctl)(nil),                       // 77: cocoon.node.v1.Sysctl
+	(*EnvVar)(nil),                       // 78: cocoon.node.v1.EnvVar
+	(*NICSpec)(nil),                      // 79: cocoon.node.v1.NICSpec
+	(*Bandwidth)(nil),                    // 80: cocoon.node.v1.Bandwidth
+	(*PodName)(nil),                      // 81: cocoon.node.v1.PodName
+	(*Masquerade)(nil),                   // 82: cocoon.node.v1.Masquerade
+	(*GuestPorts)(nil),                   // 83: cocoon.node.v1.GuestPorts
+	(*PortMapping)(nil),                  // 84: cocoon.node.v1.PortMapping
+	(*Record)(nil),                       // 85: cocoon.node.v1.Record
+	(*Ephemeral)(nil),                    // 86: cocoon.node.v1.Ephemeral
+	(*Owner)(nil),                        // 87: cocoon.node.v1.Owner
+	(*Resume)(nil),                       // 88: cocoon.node.v1.Resume
+	(*Boot)(nil),                         // 89: cocoon.node.v1.Boot
+	(*Disk)(nil),                         // 90: cocoon.node.v1.Disk
+	(*NIC)(nil),                          // 91: cocoon.node.v1.NIC
+	(*Inside)(nil),                       // 92: cocoon.node.v1.Inside
+	(*Route)(nil),                        // 93: cocoon.node.v1.Route
+	(*Event)(nil),                        // 94: cocoon.node.v1.Event
+	(*ExecRequest)(nil),                  // 95: cocoon.node.v1.ExecRequest
+	(*ExecStart)(nil),                    // 96: cocoon.node.v1.ExecStart
+	(*WinSize)(nil),                      // 97: cocoon.node.v1.WinSize
+	(*ExecResponse)(nil),                 // 98: cocoon.node.v1.ExecResponse
+	(*ExecStarted)(nil),                  // 99: cocoon.node.v1.ExecStarted
+	(*LogsRequest)(nil),                  // 100: cocoon.node.v1.LogsRequest
+	(*LogEntry)(nil),                     // 101: cocoon.node.v1.LogEntry
+	(*ConsoleRequest)(nil),               // 102: cocoon.node.v1.ConsoleRequest
+	(*DisplayOpen)(nil),                  // 103: cocoon.node.v1.DisplayOpen
+	(*ScreenshotRequest)(nil),            // 104: cocoon.node.v1.ScreenshotRequest
+	(*ConsoleResponse)(nil),              // 105: cocoon.node.v1.ConsoleResponse
+	(*StatsResponse)(nil),                // 106: cocoon.node.v1.StatsResponse
+	(*DescribeResponse)(nil),             // 107: cocoon.node.v1.DescribeResponse
+	(*GuestOS)(nil),                      // 108: cocoon.node.v1.GuestOS
+	(*GuestUser)(nil),                    // 109: cocoon.node.v1.GuestUser
+	(*GuestFileSystem)(nil),              // 110: cocoon.node.v1.GuestFileSystem
+	(*GuestDisk)(nil),                    // 111: cocoon.node.v1.GuestDisk
+	(*VolumeStats)(nil),                  // 112: cocoon.node.v1.VolumeStats
+	(*ContainerStats)(nil),               // 113: cocoon.node.v1.ContainerStats
+	(*DiskUse)(nil),                      // 114: cocoon.node.v1.DiskUse
+	(*Pressure)(nil),                     // 115: cocoon.node.v1.Pressure
+	(*Stall)(nil),                        // 116: cocoon.node.v1.Stall
+	(*Waits)(nil),                        // 117: cocoon.node.v1.Waits
+	(*ImportRequest)(nil),                // 118: cocoon.node.v1.ImportRequest
+	(*ImportStart)(nil),                  // 119: cocoon.node.v1.ImportStart
+	(*ImportResponse)(nil),               // 120: cocoon.node.v1.ImportResponse
+	(*ListImagesRequest)(nil),            // 121: cocoon.node.v1.ListImagesRequest
+	(*GetImageRequest)(nil),              // 122: cocoon.node.v1.GetImageRequest
+	(*RemoveImageRequest)(nil),           // 123: cocoon.node.v1.RemoveImageRequest
+	(*RemoveImageResponse)(nil),          // 124: cocoon.node.v1.RemoveImageResponse
+	(*Image)(nil),                        // 125: cocoon.node.v1.Image
+	(*PullRequest)(nil),                  // 126: cocoon.node.v1.PullRequest
+	(*RegistryAuth)(nil),                 // 127: cocoon.node.v1.RegistryAuth
+	(*PullResponse)(nil),                 // 128: cocoon.node.v1.PullResponse
+	(*Progress)(nil),                     // 129: cocoon.node.v1.Progress
+	(*ExplainRequest)(nil),               // 130: cocoon.node.v1.ExplainRequest
+	(*ExplainResponse)(nil),              // 131: cocoon.node.v1.ExplainResponse
+	(*CollectRequest)(nil),               // 132: cocoon.node.v1.CollectRequest
+	(*CollectResponse)(nil),              // 133: cocoon.node.v1.CollectResponse
+	(*ExportRequest)(nil),                // 134: cocoon.node.v1.ExportRequest
+	(*ExportResponse)(nil),               // 135: cocoon.node.v1.ExportResponse
+	(*SyncMappingsRequest)(nil),          // 136: cocoon.node.v1.SyncMappingsRequest
+	(*Mapping)(nil),                      // 137: cocoon.node.v1.Mapping
+	(*ProblemsRequest)(nil),              // 138: cocoon.node.v1.ProblemsRequest
+	(*MappingProblems)(nil),              // 139: cocoon.node.v1.MappingProblems
+	(*MappingProblem)(nil),               // 140: cocoon.node.v1.MappingProblem
+	(*InfoRequest)(nil),                  // 141: cocoon.node.v1.InfoRequest
+	(*NodeInfo)(nil),                     // 142: cocoon.node.v1.NodeInfo
+	(*VolumePool)(nil),                   // 143: cocoon.node.v1.VolumePool
+	(*Network)(nil),                      // 144: cocoon.node.v1.Network
+	(*Driver)(nil),                       // 145: cocoon.node.v1.Driver
+	(*DoctorRequest)(nil),                // 146: cocoon.node.v1.DoctorRequest
+	(*DoctorResponse)(nil),               // 147: cocoon.node.v1.DoctorResponse
+	(*Check)(nil),                        // 148: cocoon.node.v1.Check
+	(*ResetRequest)(nil),                 // 149: cocoon.node.v1.ResetRequest
+	(*ResetResponse)(nil),                // 150: cocoon.node.v1.ResetResponse
+	(*TeardownNetworksRequest)(nil),      // 151: cocoon.node.v1.TeardownNetworksRequest
+	(*TeardownNetworksResponse)(nil),     // 152: cocoon.node.v1.TeardownNetworksResponse
+	(*PoliceRequest)(nil),                // 153: cocoon.node.v1.PoliceRequest
+	(*PoliceResponse)(nil),               // 154: cocoon.node.v1.PoliceResponse
+	(*PolicedGuest)(nil),                 // 155: cocoon.node.v1.PolicedGuest
+	(*Policy)(nil),                       // 156: cocoon.node.v1.Policy
+	(*PolicyRule)(nil),                   // 157: cocoon.node.v1.PolicyRule
+	(*AddressRange)(nil),                 // 158: cocoon.node.v1.AddressRange
+	(*PortRange)(nil),                    // 159: cocoon.node.v1.PortRange
+	(*NamedPort)(nil),                    // 160: cocoon.node.v1.NamedPort
+	(*StraysRequest)(nil),                // 161: cocoon.node.v1.StraysRequest
+	(*StraysResponse)(nil),               // 162: cocoon.node.v1.StraysResponse
+	(*Stray)(nil),                        // 163: cocoon.node.v1.Stray
+	(*AdoptStrayRequest)(nil),            // 164: cocoon.node.v1.AdoptStrayRequest
+	(*RemoveStrayRequest)(nil),           // 165: cocoon.node.v1.RemoveStrayRequest
+	(*RemoveStrayResponse)(nil),          // 166: cocoon.node.v1.RemoveStrayResponse
+	(*KeptFirmwareRequest)(nil),          // 167: cocoon.node.v1.KeptFirmwareRequest
+	(*KeptFirmwareResponse)(nil),         // 168: cocoon.node.v1.KeptFirmwareResponse
+	(*KeptState)(nil),                    // 169: cocoon.node.v1.KeptState
+	(*DropFirmwareRequest)(nil),          // 170: cocoon.node.v1.DropFirmwareRequest
+	(*DropFirmwareResponse)(nil),         // 171: cocoon.node.v1.DropFirmwareResponse
+	(*CloneRequest)(nil),                 // 172: cocoon.node.v1.CloneRequest
+	(*RestoreRequest)(nil),               // 173: cocoon.node.v1.RestoreRequest
+	(*HibernateRequest)(nil),             // 174: cocoon.node.v1.HibernateRequest
+	(*WakeRequest)(nil),                  // 175: cocoon.node.v1.WakeRequest
+	(*SaveRequest)(nil),                  // 176: cocoon.node.v1.SaveRequest
+	(*Snapshot)(nil),                     // 177: cocoon.node.v1.Snapshot
+	(*SnapshotVolume)(nil),               // 178: cocoon.node.v1.SnapshotVolume
+	(*Machine)(nil),                      // 179: cocoon.node.v1.Machine
+	(*ListSnapshotsRequest)(nil),         // 180: cocoon.node.v1.ListSnapshotsRequest
+	(*InspectSnapshotRequest)(nil),       // 181: cocoon.node.v1.InspectSnapshotRequest
+	(*RemoveSnapshotRequest)(nil),        // 182: cocoon.node.v1.RemoveSnapshotRequest
+	(*RemoveSnapshotResponse)(nil),       // 183: cocoon.node.v1.RemoveSnapshotResponse
+	(*PublishSnapshotRequest)(nil),       // 184: cocoon.node.v1.PublishSnapshotRequest
+	(*ExportSnapshotRequest)(nil),        // 185: cocoon.node.v1.ExportSnapshotRequest
+	(*ImportSnapshotRequest)(nil),        // 186: cocoon.node.v1.ImportSnapshotRequest
+	(*ImportSnapshotStart)(nil),          // 187: cocoon.node.v1.ImportSnapshotStart
+	(*TransferResponse)(nil),             // 188: cocoon.node.v1.TransferResponse
+	(*TransferProgress)(nil),             // 189: cocoon.node.v1.TransferProgress
+	(*RemoteAuth)(nil),                   // 190: cocoon.node.v1.RemoteAuth
+	(*PushSnapshotRequest)(nil),          // 191: cocoon.node.v1.PushSnapshotRequest
+	(*PullSnapshotRequest)(nil),          // 192: cocoon.node.v1.PullSnapshotRequest
+	(*TagRequest)(nil),                   // 193: cocoon.node.v1.TagRequest
+	(*TagResponse)(nil),                  // 194: cocoon.node.v1.TagResponse
+	(*PushImageRequest)(nil),             // 195: cocoon.node.v1.PushImageRequest
+	(*StoredVolume)(nil),                 // 196: cocoon.node.v1.StoredVolume
+	(*VolumeAttachment)(nil),             // 197: cocoon.node.v1.VolumeAttachment
+	(*VolumeSnapshot)(nil),               // 198: cocoon.node.v1.VolumeSnapshot
+	(*VolumeSpec)(nil),                   // 199: cocoon.node.v1.VolumeSpec
+	(*CreateVolumeRequest)(nil),          // 200: cocoon.node.v1.CreateVolumeRequest
+	(*ListVolumesRequest)(nil),           // 201: cocoon.node.v1.ListVolumesRequest
+	(*InspectVolumeRequest)(nil),         // 202: cocoon.node.v1.InspectVolumeRequest
+	(*ResizeVolumeRequest)(nil),          // 203: cocoon.node.v1.ResizeVolumeRequest
+	(*ResizeVolumeResponse)(nil),         // 204: cocoon.node.v1.ResizeVolumeResponse
+	(*VolumeWaiting)(nil),                // 205: cocoon.node.v1.VolumeWaiting
+	(*RemoveVolumeRequest)(nil),          // 206: cocoon.node.v1.RemoveVolumeRequest
+	(*RemoveVolumeResponse)(nil),         // 207: cocoon.node.v1.RemoveVolumeResponse
+	(*CloneVolumeRequest)(nil),           // 208: cocoon.node.v1.CloneVolumeRequest
+	(*RestoreVolumeRequest)(nil),         // 209: cocoon.node.v1.RestoreVolumeRequest
+	(*SaveVolumeRequest)(nil),            // 210: cocoon.node.v1.SaveVolumeRequest
+	(*ListVolumeSnapshotsRequest)(nil),   // 211: cocoon.node.v1.ListVolumeSnapshotsRequest
+	(*InspectVolumeSnapshotRequest)(nil), // 212: cocoon.node.v1.InspectVolumeSnapshotRequest
+	(*RemoveVolumeSnapshotRequest)(nil),  // 213: cocoon.node.v1.RemoveVolumeSnapshotRequest
+	(*RemoveVolumeSnapshotResponse)(nil), // 214: cocoon.node.v1.RemoveVolumeSnapshotResponse
+	(*ExportVolumeRequest)(nil),          // 215: cocoon.node.v1.ExportVolumeRequest
+	(*ImportVolumeRequest)(nil),          // 216: cocoon.node.v1.ImportVolumeRequest
+	(*VolumeFromImageRequest)(nil),       // 217: cocoon.node.v1.VolumeFromImageRequest
+	(*VolumeFromImageResponse)(nil),      // 218: cocoon.node.v1.VolumeFromImageResponse
+	(*WatchDriversRequest)(nil),          // 219: cocoon.node.v1.WatchDriversRequest
+	(*Drivers)(nil),                      // 220: cocoon.node.v1.Drivers
+	(*PluginDriver)(nil),                 // 221: cocoon.node.v1.PluginDriver
+	(*VolumeKey)(nil),                    // 222: cocoon.node.v1.VolumeKey
+	(*PublishVolumeRequest)(nil),         // 223: cocoon.node.v1.PublishVolumeRequest
+	(*PublishedVolume)(nil),              // 224: cocoon.node.v1.PublishedVolume
+	(*UnpublishVolumeRequest)(nil),       // 225: cocoon.node.v1.UnpublishVolumeRequest
+	(*UnpublishVolumeResponse)(nil),      // 226: cocoon.node.v1.UnpublishVolumeResponse
+	(*ListPublishedRequest)(nil),         // 227: cocoon.node.v1.ListPublishedRequest
+	(*PublishedUsageRequest)(nil),        // 228: cocoon.node.v1.PublishedUsageRequest
+	(*PublishedUsage)(nil),               // 229: cocoon.node.v1.PublishedUsage
+	(*Amount)(nil),                       // 230: cocoon.node.v1.Amount
+	(*GrowPublishedRequest)(nil),         // 231: cocoon.node.v1.GrowPublishedRequest
+	(*GrowPublishedResponse)(nil),        // 232: cocoon.node.v1.GrowPublishedResponse
+	nil,                                  // 233: cocoon.node.v1.Spec.LabelsEntry
+	nil,                                  // 234: cocoon.node.v1.Container.LabelsEntry
+	nil,                                  // 235: cocoon.node.v1.Hardware.DisksEntry
+	nil,                                  // 236: cocoon.node.v1.SetLoginsRequest.PasswordsEntry
+	nil,                                  // 237: cocoon.node.v1.SetLoginsRequest.KeysEntry
+	nil,                                  // 238: cocoon.node.v1.ResizeContainersRequest.ContainersEntry
+	nil,                                  // 239: cocoon.node.v1.NodeInfo.VmsEntry
+	nil,                                  // 240: cocoon.node.v1.CloneRequest.LabelsEntry
+	nil,                                  // 241: cocoon.node.v1.SaveRequest.LabelsEntry
+	nil,                                  // 242: cocoon.node.v1.Snapshot.LabelsEntry
+	nil,                                  // 243: cocoon.node.v1.StoredVolume.LabelsEntry
+	nil,                                  // 244: cocoon.node.v1.VolumeSnapshot.LabelsEntry
+	nil,                                  // 245: cocoon.node.v1.VolumeSpec.LabelsEntry
+	nil,                                  // 246: cocoon.node.v1.PluginDriver.TopologyEntry
+	nil,                                  // 247: cocoon.node.v1.PublishVolumeRequest.AttributesEntry
+	nil,                                  // 248: cocoon.node.v1.PublishVolumeRequest.AttachmentEntry
+	nil,                                  // 249: cocoon.node.v1.PublishVolumeRequest.StageSecretsEntry
+	nil,                                  // 250: cocoon.node.v1.PublishVolumeRequest.PublishSecretsEntry
+	nil,                                  // 251: cocoon.node.v1.PublishVolumeRequest.ContextSecretsEntry
 }
 var file_node_v1_node_proto_depIdxs = []int32{
 	19,  // 0: cocoon.node.v1.CreateRequest.spec:type_name -> cocoon.node.v1.Spec
 	19,  // 1: cocoon.node.v1.LaunchRequest.spec:type_name -> cocoon.node.v1.Spec
-	225, // 2: cocoon.node.v1.Spec.labels:type_name -> cocoon.node.v1.Spec.LabelsEntry
+	233, // 2: cocoon.node.v1.Spec.labels:type_name -> cocoon.node.v1.Spec.LabelsEntry
 	70,  // 3: cocoon.node.v1.Spec.process:type_name -> cocoon.node.v1.Process
-	75,  // 4: cocoon.node.v1.Spec.nics:type_name -> cocoon.node.v1.NICSpec
+	79,  // 4: cocoon.node.v1.Spec.nics:type_name -> cocoon.node.v1.NICSpec
 	31,  // 5: cocoon.node.v1.Spec.cloud_init:type_name -> cocoon.node.v1.CloudInit
 	32,  // 6: cocoon.node.v1.Spec.volumes:type_name -> cocoon.node.v1.Volume
 	46,  // 7: cocoon.node.v1.Spec.mounts:type_name -> cocoon.node.v1.Mount
 	23,  // 8: cocoon.node.v1.Spec.containers:type_name -> cocoon.node.v1.Container
-	73,  // 9: cocoon.node.v1.Spec.sysctls:type_name -> cocoon.node.v1.Sysctl
+	77,  // 9: cocoon.node.v1.Spec.sysctls:type_name -> cocoon.node.v1.Sysctl
 	21,  // 10: cocoon.node.v1.Spec.hosts:type_name -> cocoon.node.v1.HostEntry
 	22,  // 11: cocoon.node.v1.Spec.dns:type_name -> cocoon.node.v1.DNS
 	20,  // 12: cocoon.node.v1.Spec.smbios:type_name -> cocoon.node.v1.SMBIOS
@@ -16929,7 +17591,7 @@ var file_node_v1_node_proto_depIdxs = []int32{
 	46,  // 15: cocoon.node.v1.Container.mounts:type_name -> cocoon.node.v1.Mount
 	26,  // 16: cocoon.node.v1.Container.resources:type_name -> cocoon.node.v1.Resources
 	24,  // 17: cocoon.node.v1.Container.restart:type_name -> cocoon.node.v1.Restart
-	226, // 18: cocoon.node.v1.Container.labels:type_name -> cocoon.node.v1.Container.LabelsEntry
+	234, // 18: cocoon.node.v1.Container.labels:type_name -> cocoon.node.v1.Container.LabelsEntry
 	32,  // 19: cocoon.node.v1.Container.volumes:type_name -> cocoon.node.v1.Volume
 	25,  // 20: cocoon.node.v1.Restart.rules:type_name -> cocoon.node.v1.RestartRule
 	70,  // 21: cocoon.node.v1.ContainerRecord.process:type_name -> cocoon.node.v1.Process
@@ -16942,322 +17604,335 @@ var file_node_v1_node_proto_depIdxs = []int32{
 	40,  // 28: cocoon.node.v1.Volume.dir:type_name -> cocoon.node.v1.HostDir
 	39,  // 29: cocoon.node.v1.Volume.nfs:type_name -> cocoon.node.v1.NFS
 	41,  // 30: cocoon.node.v1.Volume.host_disk:type_name -> cocoon.node.v1.HostDisk
-	227, // 31: cocoon.node.v1.Hardware.disks:type_name -> cocoon.node.v1.Hardware.DisksEntry
+	235, // 31: cocoon.node.v1.Hardware.disks:type_name -> cocoon.node.v1.Hardware.DisksEntry
 	35,  // 32: cocoon.node.v1.Hardware.cpu:type_name -> cocoon.node.v1.CPU
 	37,  // 33: cocoon.node.v1.Hardware.clock:type_name -> cocoon.node.v1.Clock
 	34,  // 34: cocoon.node.v1.Hardware.kernel:type_name -> cocoon.node.v1.Kernel
 	36,  // 35: cocoon.node.v1.CPU.features:type_name -> cocoon.node.v1.CPUFeature
-	228, // 36: cocoon.node.v1.SetLoginsRequest.passwords:type_name -> cocoon.node.v1.SetLoginsRequest.PasswordsEntry
-	229, // 37: cocoon.node.v1.SetLoginsRequest.keys:type_name -> cocoon.node.v1.SetLoginsRequest.KeysEntry
+	236, // 36: cocoon.node.v1.SetLoginsRequest.passwords:type_name -> cocoon.node.v1.SetLoginsRequest.PasswordsEntry
+	237, // 37: cocoon.node.v1.SetLoginsRequest.keys:type_name -> cocoon.node.v1.SetLoginsRequest.KeysEntry
 	45,  // 38: cocoon.node.v1.UpdateVolumeRequest.files:type_name -> cocoon.node.v1.VolumeFile
 	23,  // 39: cocoon.node.v1.AddContainerRequest.container:type_name -> cocoon.node.v1.Container
-	230, // 40: cocoon.node.v1.ResizeContainersRequest.containers:type_name -> cocoon.node.v1.ResizeContainersRequest.ContainersEntry
+	238, // 40: cocoon.node.v1.ResizeContainersRequest.containers:type_name -> cocoon.node.v1.ResizeContainersRequest.ContainersEntry
 	42,  // 41: cocoon.node.v1.AttachVolumeRequest.volume:type_name -> cocoon.node.v1.VolumeUse
-	75,  // 42: cocoon.node.v1.AttachNICRequest.nic:type_name -> cocoon.node.v1.NICSpec
-	74,  // 43: cocoon.node.v1.Process.env:type_name -> cocoon.node.v1.EnvVar
+	79,  // 42: cocoon.node.v1.AttachNICRequest.nic:type_name -> cocoon.node.v1.NICSpec
+	78,  // 43: cocoon.node.v1.Process.env:type_name -> cocoon.node.v1.EnvVar
 	72,  // 44: cocoon.node.v1.Process.security:type_name -> cocoon.node.v1.Security
 	71,  // 45: cocoon.node.v1.Process.file_keys:type_name -> cocoon.node.v1.FileKey
-	80,  // 46: cocoon.node.v1.NICSpec.ports:type_name -> cocoon.node.v1.PortMapping
-	78,  // 47: cocoon.node.v1.NICSpec.masquerade:type_name -> cocoon.node.v1.Masquerade
-	77,  // 48: cocoon.node.v1.NICSpec.pod:type_name -> cocoon.node.v1.PodName
-	76,  // 49: cocoon.node.v1.NICSpec.bandwidth:type_name -> cocoon.node.v1.Bandwidth
-	79,  // 50: cocoon.node.v1.Masquerade.ports:type_name -> cocoon.node.v1.GuestPorts
-	19,  // 51: cocoon.node.v1.Record.spec:type_name -> cocoon.node.v1.Spec
-	85,  // 52: cocoon.node.v1.Record.boot:type_name -> cocoon.node.v1.Boot
-	70,  // 53: cocoon.node.v1.Record.process:type_name -> cocoon.node.v1.Process
-	86,  // 54: cocoon.node.v1.Record.disks:type_name -> cocoon.node.v1.Disk
-	87,  // 55: cocoon.node.v1.Record.nics:type_name -> cocoon.node.v1.NIC
-	84,  // 56: cocoon.node.v1.Record.resume:type_name -> cocoon.node.v1.Resume
-	27,  // 57: cocoon.node.v1.Record.containers:type_name -> cocoon.node.v1.ContainerRecord
-	83,  // 58: cocoon.node.v1.Record.owner:type_name -> cocoon.node.v1.Owner
-	82,  // 59: cocoon.node.v1.Record.ephemeral:type_name -> cocoon.node.v1.Ephemeral
-	44,  // 60: cocoon.node.v1.Record.image_volumes:type_name -> cocoon.node.v1.ImageVolume
-	43,  // 61: cocoon.node.v1.Record.attached:type_name -> cocoon.node.v1.AttachedVolume
-	68,  // 62: cocoon.node.v1.Record.kernel_sums:type_name -> cocoon.node.v1.KernelSums
-	23,  // 63: cocoon.node.v1.Ephemeral.spec:type_name -> cocoon.node.v1.Container
-	27,  // 64: cocoon.node.v1.Ephemeral.record:type_name -> cocoon.node.v1.ContainerRecord
-	44,  // 65: cocoon.node.v1.Ephemeral.volumes:type_name -> cocoon.node.v1.ImageVolume
-	86,  // 66: cocoon.node.v1.Disk.backing:type_name -> cocoon.node.v1.Disk
-	89,  // 67: cocoon.node.v1.NIC.routes:type_name -> cocoon.node.v1.Route
-	88,  // 68: cocoon.node.v1.NIC.inside:type_name -> cocoon.node.v1.Inside
-	81,  // 69: cocoon.node.v1.Event.record:type_name -> cocoon.node.v1.Record
-	92,  // 70: cocoon.node.v1.ExecRequest.start:type_name -> cocoon.node.v1.ExecStart
-	93,  // 71: cocoon.node.v1.ExecRequest.resize:type_name -> cocoon.node.v1.WinSize
-	74,  // 72: cocoon.node.v1.ExecStart.env:type_name -> cocoon.node.v1.EnvVar
-	93,  // 73: cocoon.node.v1.ExecStart.size:type_name -> cocoon.node.v1.WinSize
-	95,  // 74: cocoon.node.v1.ExecResponse.started:type_name -> cocoon.node.v1.ExecStarted
-	99,  // 75: cocoon.node.v1.ConsoleRequest.display:type_name -> cocoon.node.v1.DisplayOpen
-	109, // 76: cocoon.node.v1.StatsResponse.containers:type_name -> cocoon.node.v1.ContainerStats
-	108, // 77: cocoon.node.v1.StatsResponse.volumes:type_name -> cocoon.node.v1.VolumeStats
-	104, // 78: cocoon.node.v1.DescribeResponse.os:type_name -> cocoon.node.v1.GuestOS
-	105, // 79: cocoon.node.v1.DescribeResponse.users:type_name -> cocoon.node.v1.GuestUser
-	106, // 80: cocoon.node.v1.DescribeResponse.file_systems:type_name -> cocoon.node.v1.GuestFileSystem
-	107, // 81: cocoon.node.v1.GuestFileSystem.disks:type_name -> cocoon.node.v1.GuestDisk
-	111, // 82: cocoon.node.v1.ImportRequest.start:type_name -> cocoon.node.v1.ImportStart
-	117, // 83: cocoon.node.v1.ImportResponse.image:type_name -> cocoon.node.v1.Image
-	70,  // 84: cocoon.node.v1.Image.config:type_name -> cocoon.node.v1.Process
-	119, // 85: cocoon.node.v1.PullRequest.auth:type_name -> cocoon.node.v1.RegistryAuth
-	121, // 86: cocoon.node.v1.PullResponse.progress:type_name -> cocoon.node.v1.Progress
-	117, // 87: cocoon.node.v1.PullResponse.image:type_name -> cocoon.node.v1.Image
-	117, // 88: cocoon.node.v1.CollectResponse.images:type_name -> cocoon.node.v1.Image
-	129, // 89: cocoon.node.v1.SyncMappingsRequest.mappings:type_name -> cocoon.node.v1.Mapping
-	132, // 90: cocoon.node.v1.MappingProblems.problems:type_name -> cocoon.node.v1.MappingProblem
-	137, // 91: cocoon.node.v1.NodeInfo.drivers:type_name -> cocoon.node.v1.Driver
-	231, // 92: cocoon.node.v1.NodeInfo.vms:type_name -> cocoon.node.v1.NodeInfo.VmsEntry
-	136, // 93: cocoon.node.v1.NodeInfo.network_details:type_name -> cocoon.node.v1.Network
-	135, // 94: cocoon.node.v1.NodeInfo.volume_pools:type_name -> cocoon.node.v1.VolumePool
-	140, // 95: cocoon.node.v1.DoctorResponse.checks:type_name -> cocoon.node.v1.Check
-	147, // 96: cocoon.node.v1.PoliceRequest.guests:type_name -> cocoon.node.v1.PolicedGuest
-	148, // 97: cocoon.node.v1.PoliceRequest.ingress:type_name -> cocoon.node.v1.Policy
-	148, // 98: cocoon.node.v1.PoliceRequest.egress:type_name -> cocoon.node.v1.Policy
-	149, // 99: cocoon.node.v1.Policy.rules:type_name -> cocoon.node.v1.PolicyRule
-	150, // 100: cocoon.node.v1.PolicyRule.peers:type_name -> cocoon.node.v1.AddressRange
-	151, // 101: cocoon.node.v1.PolicyRule.ports:type_name -> cocoon.node.v1.PortRange
-	152, // 102: cocoon.node.v1.PolicyRule.named:type_name -> cocoon.node.v1.NamedPort
-	155, // 103: cocoon.node.v1.StraysResponse.strays:type_name -> cocoon.node.v1.Stray
-	161, // 104: cocoon.node.v1.KeptFirmwareResponse.kept:type_name -> cocoon.node.v1.KeptState
-	161, // 105: cocoon.node.v1.DropFirmwareRequest.kept:type_name -> cocoon.node.v1.KeptState
-	232, // 106: cocoon.node.v1.CloneRequest.labels:type_name -> cocoon.node.v1.CloneRequest.LabelsEntry
-	75,  // 107: cocoon.node.v1.CloneRequest.nics:type_name -> cocoon.node.v1.NICSpec
-	119, // 108: cocoon.node.v1.CloneRequest.auth:type_name -> cocoon.node.v1.RegistryAuth
-	22,  // 109: cocoon.node.v1.CloneRequest.dns:type_name -> cocoon.node.v1.DNS
-	233, // 110: cocoon.node.v1.SaveRequest.labels:type_name -> cocoon.node.v1.SaveRequest.LabelsEntry
-	171, // 111: cocoon.node.v1.Snapshot.machine:type_name -> cocoon.node.v1.Machine
-	234, // 112: cocoon.node.v1.Snapshot.labels:type_name -> cocoon.node.v1.Snapshot.LabelsEntry
-	83,  // 113: cocoon.node.v1.Snapshot.owner:type_name -> cocoon.node.v1.Owner
-	170, // 114: cocoon.node.v1.Snapshot.volumes:type_name -> cocoon.node.v1.SnapshotVolume
-	179, // 115: cocoon.node.v1.ImportSnapshotRequest.start:type_name -> cocoon.node.v1.ImportSnapshotStart
-	181, // 116: cocoon.node.v1.TransferResponse.progress:type_name -> cocoon.node.v1.TransferProgress
-	169, // 117: cocoon.node.v1.TransferResponse.snapshot:type_name -> cocoon.node.v1.Snapshot
-	182, // 118: cocoon.node.v1.PushSnapshotRequest.auth:type_name -> cocoon.node.v1.RemoteAuth
-	182, // 119: cocoon.node.v1.PullSnapshotRequest.auth:type_name -> cocoon.node.v1.RemoteAuth
-	182, // 120: cocoon.node.v1.TagRequest.auth:type_name -> cocoon.node.v1.RemoteAuth
-	182, // 121: cocoon.node.v1.PushImageRequest.auth:type_name -> cocoon.node.v1.RemoteAuth
-	83,  // 122: cocoon.node.v1.StoredVolume.owner:type_name -> cocoon.node.v1.Owner
-	189, // 123: cocoon.node.v1.StoredVolume.attachments:type_name -> cocoon.node.v1.VolumeAttachment
-	235, // 124: cocoon.node.v1.StoredVolume.labels:type_name -> cocoon.node.v1.StoredVolume.LabelsEntry
-	83,  // 125: cocoon.node.v1.VolumeSnapshot.owner:type_name -> cocoon.node.v1.Owner
-	236, // 126: cocoon.node.v1.VolumeSnapshot.labels:type_name -> cocoon.node.v1.VolumeSnapshot.LabelsEntry
-	237, // 127: cocoon.node.v1.VolumeSpec.labels:type_name -> cocoon.node.v1.VolumeSpec.LabelsEntry
-	191, // 128: cocoon.node.v1.CreateVolumeRequest.spec:type_name -> cocoon.node.v1.VolumeSpec
-	188, // 129: cocoon.node.v1.ResizeVolumeResponse.volume:type_name -> cocoon.node.v1.StoredVolume
-	197, // 130: cocoon.node.v1.ResizeVolumeResponse.waiting:type_name -> cocoon.node.v1.VolumeWaiting
-	191, // 131: cocoon.node.v1.CloneVolumeRequest.spec:type_name -> cocoon.node.v1.VolumeSpec
-	191, // 132: cocoon.node.v1.SaveVolumeRequest.spec:type_name -> cocoon.node.v1.VolumeSpec
-	191, // 133: cocoon.node.v1.ImportVolumeRequest.start:type_name -> cocoon.node.v1.VolumeSpec
-	191, // 134: cocoon.node.v1.VolumeFromImageRequest.spec:type_name -> cocoon.node.v1.VolumeSpec
-	118, // 135: cocoon.node.v1.VolumeFromImageRequest.image:type_name -> cocoon.node.v1.PullRequest
-	121, // 136: cocoon.node.v1.VolumeFromImageResponse.progress:type_name -> cocoon.node.v1.Progress
-	188, // 137: cocoon.node.v1.VolumeFromImageResponse.volume:type_name -> cocoon.node.v1.StoredVolume
-	213, // 138: cocoon.node.v1.Drivers.drivers:type_name -> cocoon.node.v1.PluginDriver
-	238, // 139: cocoon.node.v1.PluginDriver.topology:type_name -> cocoon.node.v1.PluginDriver.TopologyEntry
-	214, // 140: cocoon.node.v1.PublishVolumeRequest.key:type_name -> cocoon.node.v1.VolumeKey
-	239, // 141: cocoon.node.v1.PublishVolumeRequest.attributes:type_name -> cocoon.node.v1.PublishVolumeRequest.AttributesEntry
-	240, // 142: cocoon.node.v1.PublishVolumeRequest.attachment:type_name -> cocoon.node.v1.PublishVolumeRequest.AttachmentEntry
-	241, // 143: cocoon.node.v1.PublishVolumeRequest.stage_secrets:type_name -> cocoon.node.v1.PublishVolumeRequest.StageSecretsEntry
-	242, // 144: cocoon.node.v1.PublishVolumeRequest.publish_secrets:type_name -> cocoon.node.v1.PublishVolumeRequest.PublishSecretsEntry
-	243, // 145: cocoon.node.v1.PublishVolumeRequest.context_secrets:type_name -> cocoon.node.v1.PublishVolumeRequest.ContextSecretsEntry
-	214, // 146: cocoon.node.v1.PublishedVolume.key:type_name -> cocoon.node.v1.VolumeKey
-	83,  // 147: cocoon.node.v1.PublishedVolume.owner:type_name -> cocoon.node.v1.Owner
-	214, // 148: cocoon.node.v1.UnpublishVolumeRequest.key:type_name -> cocoon.node.v1.VolumeKey
-	214, // 149: cocoon.node.v1.PublishedUsageRequest.key:type_name -> cocoon.node.v1.VolumeKey
-	222, // 150: cocoon.node.v1.PublishedUsage.bytes:type_name -> cocoon.node.v1.Amount
-	222, // 151: cocoon.node.v1.PublishedUsage.inodes:type_name -> cocoon.node.v1.Amount
-	214, // 152: cocoon.node.v1.GrowPublishedRequest.key:type_name -> cocoon.node.v1.VolumeKey
-	38,  // 153: cocoon.node.v1.Hardware.DisksEntry.value:type_name -> cocoon.node.v1.DiskDevice
-	48,  // 154: cocoon.node.v1.SetLoginsRequest.KeysEntry.value:type_name -> cocoon.node.v1.AuthorizedKeys
-	26,  // 155: cocoon.node.v1.ResizeContainersRequest.ContainersEntry.value:type_name -> cocoon.node.v1.Resources
-	0,   // 156: cocoon.node.v1.VMs.Create:input_type -> cocoon.node.v1.CreateRequest
-	1,   // 157: cocoon.node.v1.VMs.Launch:input_type -> cocoon.node.v1.LaunchRequest
-	2,   // 158: cocoon.node.v1.VMs.Start:input_type -> cocoon.node.v1.StartRequest
-	3,   // 159: cocoon.node.v1.VMs.Stop:input_type -> cocoon.node.v1.StopRequest
-	4,   // 160: cocoon.node.v1.VMs.Restart:input_type -> cocoon.node.v1.RestartRequest
-	6,   // 161: cocoon.node.v1.VMs.Pause:input_type -> cocoon.node.v1.PauseRequest
-	7,   // 162: cocoon.node.v1.VMs.Unpause:input_type -> cocoon.node.v1.UnpauseRequest
-	5,   // 163: cocoon.node.v1.VMs.Reboot:input_type -> cocoon.node.v1.RebootRequest
-	8,   // 164: cocoon.node.v1.VMs.Remove:input_type -> cocoon.node.v1.RemoveRequest
-	10,  // 165: cocoon.node.v1.VMs.Inspect:input_type -> cocoon.node.v1.InspectRequest
-	11,  // 166: cocoon.node.v1.VMs.List:input_type -> cocoon.node.v1.ListRequest
-	12,  // 167: cocoon.node.v1.VMs.Watch:input_type -> cocoon.node.v1.WatchRequest
-	91,  // 168: cocoon.node.v1.VMs.Exec:input_type -> cocoon.node.v1.ExecRequest
-	91,  // 169: cocoon.node.v1.VMs.Attach:input_type -> cocoon.node.v1.ExecRequest
-	91,  // 170: cocoon.node.v1.VMs.Forward:input_type -> cocoon.node.v1.ExecRequest
-	96,  // 171: cocoon.node.v1.VMs.Logs:input_type -> cocoon.node.v1.LogsRequest
-	98,  // 172: cocoon.node.v1.VMs.Console:input_type -> cocoon.node.v1.ConsoleRequest
-	98,  // 173: cocoon.node.v1.VMs.Display:input_type -> cocoon.node.v1.ConsoleRequest
-	100, // 174: cocoon.node.v1.VMs.Screenshot:input_type -> cocoon.node.v1.ScreenshotRequest
-	13,  // 175: cocoon.node.v1.VMs.Stats:input_type -> cocoon.node.v1.StatsRequest
-	14,  // 176: cocoon.node.v1.VMs.Describe:input_type -> cocoon.node.v1.DescribeRequest
-	15,  // 177: cocoon.node.v1.VMs.Freeze:input_type -> cocoon.node.v1.FreezeRequest
-	17,  // 178: cocoon.node.v1.VMs.Thaw:input_type -> cocoon.node.v1.ThawRequest
-	47,  // 179: cocoon.node.v1.VMs.SetLogins:input_type -> cocoon.node.v1.SetLoginsRequest
-	50,  // 180: cocoon.node.v1.VMs.UpdateVolume:input_type -> cocoon.node.v1.UpdateVolumeRequest
-	52,  // 181: cocoon.node.v1.VMs.KillContainer:input_type -> cocoon.node.v1.KillContainerRequest
-	54,  // 182: cocoon.node.v1.VMs.ReleaseContainer:input_type -> cocoon.node.v1.ReleaseContainerRequest
-	56,  // 183: cocoon.node.v1.VMs.AddContainer:input_type -> cocoon.node.v1.AddContainerRequest
-	57,  // 184: cocoon.node.v1.VMs.StartContainer:input_type -> cocoon.node.v1.StartContainerRequest
-	58,  // 185: cocoon.node.v1.VMs.RemoveContainer:input_type -> cocoon.node.v1.RemoveContainerRequest
-	60,  // 186: cocoon.node.v1.VMs.ResizeContainers:input_type -> cocoon.node.v1.ResizeContainersRequest
-	61,  // 187: cocoon.node.v1.VMs.Resize:input_type -> cocoon.node.v1.ResizeRequest
-	62,  // 188: cocoon.node.v1.VMs.AttachVolume:input_type -> cocoon.node.v1.AttachVolumeRequest
-	65,  // 189: cocoon.node.v1.VMs.DetachVolume:input_type -> cocoon.node.v1.DetachVolumeRequest
-	63,  // 190: cocoon.node.v1.VMs.DumpMemory:input_type -> cocoon.node.v1.DumpMemoryRequest
-	66,  // 191: cocoon.node.v1.VMs.AttachNIC:input_type -> cocoon.node.v1.AttachNICRequest
-	67,  // 192: cocoon.node.v1.VMs.DetachNIC:input_type -> cocoon.node.v1.DetachNICRequest
-	69,  // 193: cocoon.node.v1.VMs.SetLink:input_type -> cocoon.node.v1.SetLinkRequest
-	164, // 194: cocoon.node.v1.VMs.Clone:input_type -> cocoon.node.v1.CloneRequest
-	165, // 195: cocoon.node.v1.VMs.Restore:input_type -> cocoon.node.v1.RestoreRequest
-	166, // 196: cocoon.node.v1.VMs.Hibernate:input_type -> cocoon.node.v1.HibernateRequest
-	167, // 197: cocoon.node.v1.VMs.Wake:input_type -> cocoon.node.v1.WakeRequest
-	168, // 198: cocoon.node.v1.Snapshots.Save:input_type -> cocoon.node.v1.SaveRequest
-	172, // 199: cocoon.node.v1.Snapshots.List:input_type -> cocoon.node.v1.ListSnapshotsRequest
-	173, // 200: cocoon.node.v1.Snapshots.Inspect:input_type -> cocoon.node.v1.InspectSnapshotRequest
-	174, // 201: cocoon.node.v1.Snapshots.Remove:input_type -> cocoon.node.v1.RemoveSnapshotRequest
-	176, // 202: cocoon.node.v1.Snapshots.Publish:input_type -> cocoon.node.v1.PublishSnapshotRequest
-	177, // 203: cocoon.node.v1.Snapshots.Export:input_type -> cocoon.node.v1.ExportSnapshotRequest
-	178, // 204: cocoon.node.v1.Snapshots.Import:input_type -> cocoon.node.v1.ImportSnapshotRequest
-	183, // 205: cocoon.node.v1.Snapshots.Push:input_type -> cocoon.node.v1.PushSnapshotRequest
-	184, // 206: cocoon.node.v1.Snapshots.Pull:input_type -> cocoon.node.v1.PullSnapshotRequest
-	185, // 207: cocoon.node.v1.Snapshots.Tag:input_type -> cocoon.node.v1.TagRequest
-	192, // 208: cocoon.node.v1.Volumes.Create:input_type -> cocoon.node.v1.CreateVolumeRequest
-	193, // 209: cocoon.node.v1.Volumes.List:input_type -> cocoon.node.v1.ListVolumesRequest
-	194, // 210: cocoon.node.v1.Volumes.Inspect:input_type -> cocoon.node.v1.InspectVolumeRequest
-	195, // 211: cocoon.node.v1.Volumes.Resize:input_type -> cocoon.node.v1.ResizeVolumeRequest
-	198, // 212: cocoon.node.v1.Volumes.Remove:input_type -> cocoon.node.v1.RemoveVolumeRequest
-	200, // 213: cocoon.node.v1.Volumes.Clone:input_type -> cocoon.node.v1.CloneVolumeRequest
-	201, // 214: cocoon.node.v1.Volumes.Restore:input_type -> cocoon.node.v1.RestoreVolumeRequest
-	202, // 215: cocoon.node.v1.Volumes.Save:input_type -> cocoon.node.v1.SaveVolumeRequest
-	203, // 216: cocoon.node.v1.Volumes.ListSnapshots:input_type -> cocoon.node.v1.ListVolumeSnapshotsRequest
-	204, // 217: cocoon.node.v1.Volumes.InspectSnapshot:input_type -> cocoon.node.v1.InspectVolumeSnapshotRequest
-	205, // 218: cocoon.node.v1.Volumes.RemoveSnapshot:input_type -> cocoon.node.v1.RemoveVolumeSnapshotRequest
-	207, // 219: cocoon.node.v1.Volumes.Export:input_type -> cocoon.node.v1.ExportVolumeRequest
-	208, // 220: cocoon.node.v1.Volumes.Import:input_type -> cocoon.node.v1.ImportVolumeRequest
-	209, // 221: cocoon.node.v1.Volumes.FromImage:input_type -> cocoon.node.v1.VolumeFromImageRequest
-	211, // 222: cocoon.node.v1.Plugins.Watch:input_type -> cocoon.node.v1.WatchDriversRequest
-	215, // 223: cocoon.node.v1.Plugins.Publish:input_type -> cocoon.node.v1.PublishVolumeRequest
-	217, // 224: cocoon.node.v1.Plugins.Unpublish:input_type -> cocoon.node.v1.UnpublishVolumeRequest
-	219, // 225: cocoon.node.v1.Plugins.List:input_type -> cocoon.node.v1.ListPublishedRequest
-	220, // 226: cocoon.node.v1.Plugins.Usage:input_type -> cocoon.node.v1.PublishedUsageRequest
-	223, // 227: cocoon.node.v1.Plugins.Grow:input_type -> cocoon.node.v1.GrowPublishedRequest
-	187, // 228: cocoon.node.v1.Images.Push:input_type -> cocoon.node.v1.PushImageRequest
-	110, // 229: cocoon.node.v1.Images.Import:input_type -> cocoon.node.v1.ImportRequest
-	113, // 230: cocoon.node.v1.Images.List:input_type -> cocoon.node.v1.ListImagesRequest
-	114, // 231: cocoon.node.v1.Images.Get:input_type -> cocoon.node.v1.GetImageRequest
-	115, // 232: cocoon.node.v1.Images.Remove:input_type -> cocoon.node.v1.RemoveImageRequest
-	118, // 233: cocoon.node.v1.Images.Pull:input_type -> cocoon.node.v1.PullRequest
-	122, // 234: cocoon.node.v1.Images.Explain:input_type -> cocoon.node.v1.ExplainRequest
-	124, // 235: cocoon.node.v1.Images.Collect:input_type -> cocoon.node.v1.CollectRequest
-	126, // 236: cocoon.node.v1.Images.Export:input_type -> cocoon.node.v1.ExportRequest
-	128, // 237: cocoon.node.v1.Images.SyncMappings:input_type -> cocoon.node.v1.SyncMappingsRequest
-	130, // 238: cocoon.node.v1.Images.Problems:input_type -> cocoon.node.v1.ProblemsRequest
-	133, // 239: cocoon.node.v1.Node.Info:input_type -> cocoon.node.v1.InfoRequest
-	138, // 240: cocoon.node.v1.Node.Doctor:input_type -> cocoon.node.v1.DoctorRequest
-	141, // 241: cocoon.node.v1.Node.Reset:input_type -> cocoon.node.v1.ResetRequest
-	143, // 242: cocoon.node.v1.Node.TeardownNetworks:input_type -> cocoon.node.v1.TeardownNetworksRequest
-	153, // 243: cocoon.node.v1.Node.Strays:input_type -> cocoon.node.v1.StraysRequest
-	156, // 244: cocoon.node.v1.Node.AdoptStray:input_type -> cocoon.node.v1.AdoptStrayRequest
-	157, // 245: cocoon.node.v1.Node.RemoveStray:input_type -> cocoon.node.v1.RemoveStrayRequest
-	159, // 246: cocoon.node.v1.Node.KeptFirmware:input_type -> cocoon.node.v1.KeptFirmwareRequest
-	162, // 247: cocoon.node.v1.Node.DropFirmware:input_type -> cocoon.node.v1.DropFirmwareRequest
-	145, // 248: cocoon.node.v1.Node.Police:input_type -> cocoon.node.v1.PoliceRequest
-	81,  // 249: cocoon.node.v1.VMs.Create:output_type -> cocoon.node.v1.Record
-	81,  // 250: cocoon.node.v1.VMs.Launch:output_type -> cocoon.node.v1.Record
-	81,  // 251: cocoon.node.v1.VMs.Start:output_type -> cocoon.node.v1.Record
-	81,  // 252: cocoon.node.v1.VMs.Stop:output_type -> cocoon.node.v1.Record
-	81,  // 253: cocoon.node.v1.VMs.Restart:output_type -> cocoon.node.v1.Record
-	81,  // 254: cocoon.node.v1.VMs.Pause:output_type -> cocoon.node.v1.Record
-	81,  // 255: cocoon.node.v1.VMs.Unpause:output_type -> cocoon.node.v1.Record
-	81,  // 256: cocoon.node.v1.VMs.Reboot:output_type -> cocoon.node.v1.Record
-	9,   // 257: cocoon.node.v1.VMs.Remove:output_type -> cocoon.node.v1.RemoveResponse
-	81,  // 258: cocoon.node.v1.VMs.Inspect:output_type -> cocoon.node.v1.Record
-	81,  // 259: cocoon.node.v1.VMs.List:output_type -> cocoon.node.v1.Record
-	90,  // 260: cocoon.node.v1.VMs.Watch:output_type -> cocoon.node.v1.Event
-	94,  // 261: cocoon.node.v1.VMs.Exec:output_type -> cocoon.node.v1.ExecResponse
-	94,  // 262: cocoon.node.v1.VMs.Attach:output_type -> cocoon.node.v1.ExecResponse
-	94,  // 263: cocoon.node.v1.VMs.Forward:output_type -> cocoon.node.v1.ExecResponse
-	97,  // 264: cocoon.node.v1.VMs.Logs:output_type -> cocoon.node.v1.LogEntry
-	101, // 265: cocoon.node.v1.VMs.Console:output_type -> cocoon.node.v1.ConsoleResponse
-	101, // 266: cocoon.node.v1.VMs.Display:output_type -> cocoon.node.v1.ConsoleResponse
-	127, // 267: cocoon.node.v1.VMs.Screenshot:output_type -> cocoon.node.v1.ExportResponse
-	102, // 268: cocoon.node.v1.VMs.Stats:output_type -> cocoon.node.v1.StatsResponse
-	103, // 269: cocoon.node.v1.VMs.Describe:output_type -> cocoon.node.v1.DescribeResponse
-	16,  // 270: cocoon.node.v1.VMs.Freeze:output_type -> cocoon.node.v1.FreezeResponse
-	18,  // 271: cocoon.node.v1.VMs.Thaw:output_type -> cocoon.node.v1.ThawResponse
-	49,  // 272: cocoon.node.v1.VMs.SetLogins:output_type -> cocoon.node.v1.SetLoginsResponse
-	51,  // 273: cocoon.node.v1.VMs.UpdateVolume:output_type -> cocoon.node.v1.UpdateVolumeResponse
-	53,  // 274: cocoon.node.v1.VMs.KillContainer:output_type -> cocoon.node.v1.KillContainerResponse
-	55,  // 275: cocoon.node.v1.VMs.ReleaseContainer:output_type -> cocoon.node.v1.ReleaseContainerResponse
-	81,  // 276: cocoon.node.v1.VMs.AddContainer:output_type -> cocoon.node.v1.Record
-	81,  // 277: cocoon.node.v1.VMs.StartContainer:output_type -> cocoon.node.v1.Record
-	59,  // 278: cocoon.node.v1.VMs.RemoveContainer:output_type -> cocoon.node.v1.RemoveContainerResponse
-	81,  // 279: cocoon.node.v1.VMs.ResizeContainers:output_type -> cocoon.node.v1.Record
-	81,  // 280: cocoon.node.v1.VMs.Resize:output_type -> cocoon.node.v1.Record
-	81,  // 281: cocoon.node.v1.VMs.AttachVolume:output_type -> cocoon.node.v1.Record
-	81,  // 282: cocoon.node.v1.VMs.DetachVolume:output_type -> cocoon.node.v1.Record
-	64,  // 283: cocoon.node.v1.VMs.DumpMemory:output_type -> cocoon.node.v1.DumpMemoryResponse
-	81,  // 284: cocoon.node.v1.VMs.AttachNIC:output_type -> cocoon.node.v1.Record
-	81,  // 285: cocoon.node.v1.VMs.DetachNIC:output_type -> cocoon.node.v1.Record
-	81,  // 286: cocoon.node.v1.VMs.SetLink:output_type -> cocoon.node.v1.Record
-	81,  // 287: cocoon.node.v1.VMs.Clone:output_type -> cocoon.node.v1.Record
-	81,  // 288: cocoon.node.v1.VMs.Restore:output_type -> cocoon.node.v1.Record
-	81,  // 289: cocoon.node.v1.VMs.Hibernate:output_type -> cocoon.node.v1.Record
-	81,  // 290: cocoon.node.v1.VMs.Wake:output_type -> cocoon.node.v1.Record
-	169, // 291: cocoon.node.v1.Snapshots.Save:output_type -> cocoon.node.v1.Snapshot
-	169, // 292: cocoon.node.v1.Snapshots.List:output_type -> cocoon.node.v1.Snapshot
-	169, // 293: cocoon.node.v1.Snapshots.Inspect:output_type -> cocoon.node.v1.Snapshot
-	175, // 294: cocoon.node.v1.Snapshots.Remove:output_type -> cocoon.node.v1.RemoveSnapshotResponse
-	169, // 295: cocoon.node.v1.Snapshots.Publish:output_type -> cocoon.node.v1.Snapshot
-	127, // 296: cocoon.node.v1.Snapshots.Export:output_type -> cocoon.node.v1.ExportResponse
-	180, // 297: cocoon.node.v1.Snapshots.Import:output_type -> cocoon.node.v1.TransferResponse
-	180, // 298: cocoon.node.v1.Snapshots.Push:output_type -> cocoon.node.v1.TransferResponse
-	180, // 299: cocoon.node.v1.Snapshots.Pull:output_type -> cocoon.node.v1.TransferResponse
-	186, // 300: cocoon.node.v1.Snapshots.Tag:output_type -> cocoon.node.v1.TagResponse
-	188, // 301: cocoon.node.v1.Volumes.Create:output_type -> cocoon.node.v1.StoredVolume
-	188, // 302: cocoon.node.v1.Volumes.List:output_type -> cocoon.node.v1.StoredVolume
-	188, // 303: cocoon.node.v1.Volumes.Inspect:output_type -> cocoon.node.v1.StoredVolume
-	196, // 304: cocoon.node.v1.Volumes.Resize:output_type -> cocoon.node.v1.ResizeVolumeResponse
-	199, // 305: cocoon.node.v1.Volumes.Remove:output_type -> cocoon.node.v1.RemoveVolumeResponse
-	188, // 306: cocoon.node.v1.Volumes.Clone:output_type -> cocoon.node.v1.StoredVolume
-	188, // 307: cocoon.node.v1.Volumes.Restore:output_type -> cocoon.node.v1.StoredVolume
-	190, // 308: cocoon.node.v1.Volumes.Save:output_type -> cocoon.node.v1.VolumeSnapshot
-	190, // 309: cocoon.node.v1.Volumes.ListSnapshots:output_type -> cocoon.node.v1.VolumeSnapshot
-	190, // 310: cocoon.node.v1.Volumes.InspectSnapshot:output_type -> cocoon.node.v1.VolumeSnapshot
-	206, // 311: cocoon.node.v1.Volumes.RemoveSnapshot:output_type -> cocoon.node.v1.RemoveVolumeSnapshotResponse
-	127, // 312: cocoon.node.v1.Volumes.Export:output_type -> cocoon.node.v1.ExportResponse
-	188, // 313: cocoon.node.v1.Volumes.Import:output_type -> cocoon.node.v1.StoredVolume
-	210, // 314: cocoon.node.v1.Volumes.FromImage:output_type -> cocoon.node.v1.VolumeFromImageResponse
-	212, // 315: cocoon.node.v1.Plugins.Watch:output_type -> cocoon.node.v1.Drivers
-	216, // 316: cocoon.node.v1.Plugins.Publish:output_type -> cocoon.node.v1.PublishedVolume
-	218, // 317: cocoon.node.v1.Plugins.Unpublish:output_type -> cocoon.node.v1.UnpublishVolumeResponse
-	216, // 318: cocoon.node.v1.Plugins.List:output_type -> cocoon.node.v1.PublishedVolume
-	221, // 319: cocoon.node.v1.Plugins.Usage:output_type -> cocoon.node.v1.PublishedUsage
-	224, // 320: cocoon.node.v1.Plugins.Grow:output_type -> cocoon.node.v1.GrowPublishedResponse
-	120, // 321: cocoon.node.v1.Images.Push:output_type -> cocoon.node.v1.PullResponse
-	112, // 322: cocoon.node.v1.Images.Import:output_type -> cocoon.node.v1.ImportResponse
-	117, // 323: cocoon.node.v1.Images.List:output_type -> cocoon.node.v1.Image
-	117, // 324: cocoon.node.v1.Images.Get:output_type -> cocoon.node.v1.Image
-	116, // 325: cocoon.node.v1.Images.Remove:output_type -> cocoon.node.v1.RemoveImageResponse
-	120, // 326: cocoon.node.v1.Images.Pull:output_type -> cocoon.node.v1.PullResponse
-	123, // 327: cocoon.node.v1.Images.Explain:output_type -> cocoon.node.v1.ExplainResponse
-	125, // 328: cocoon.node.v1.Images.Collect:output_type -> cocoon.node.v1.CollectResponse
-	127, // 329: cocoon.node.v1.Images.Export:output_type -> cocoon.node.v1.ExportResponse
-	131, // 330: cocoon.node.v1.Images.SyncMappings:output_type -> cocoon.node.v1.MappingProblems
-	131, // 331: cocoon.node.v1.Images.Problems:output_type -> cocoon.node.v1.MappingProblems
-	134, // 332: cocoon.node.v1.Node.Info:output_type -> cocoon.node.v1.NodeInfo
-	139, // 333: cocoon.node.v1.Node.Doctor:output_type -> cocoon.node.v1.DoctorResponse
-	142, // 334: cocoon.node.v1.Node.Reset:output_type -> cocoon.node.v1.ResetResponse
-	144, // 335: cocoon.node.v1.Node.TeardownNetworks:output_type -> cocoon.node.v1.TeardownNetworksResponse
-	154, // 336: cocoon.node.v1.Node.Strays:output_type -> cocoon.node.v1.StraysResponse
-	81,  // 337: cocoon.node.v1.Node.AdoptStray:output_type -> cocoon.node.v1.Record
-	158, // 338: cocoon.node.v1.Node.RemoveStray:output_type -> cocoon.node.v1.RemoveStrayResponse
-	160, // 339: cocoon.node.v1.Node.KeptFirmware:output_type -> cocoon.node.v1.KeptFirmwareResponse
-	163, // 340: cocoon.node.v1.Node.DropFirmware:output_type -> cocoon.node.v1.DropFirmwareResponse
-	146, // 341: cocoon.node.v1.Node.Police:output_type -> cocoon.node.v1.PoliceResponse
-	249, // [249:342] is the sub-list for method output_type
-	156, // [156:249] is the sub-list for method input_type
-	156, // [156:156] is the sub-list for extension type_name
-	156, // [156:156] is the sub-list for extension extendee
-	0,   // [0:156] is the sub-list for field type_name
+	73,  // 46: cocoon.node.v1.Security.system_calls:type_name -> cocoon.node.v1.SystemCalls
+	74,  // 47: cocoon.node.v1.SystemCalls.default:type_name -> cocoon.node.v1.CallAction
+	75,  // 48: cocoon.node.v1.SystemCalls.rules:type_name -> cocoon.node.v1.CallRule
+	74,  // 49: cocoon.node.v1.CallRule.action:type_name -> cocoon.node.v1.CallAction
+	76,  // 50: cocoon.node.v1.CallRule.args:type_name -> cocoon.node.v1.CallArg
+	84,  // 51: cocoon.node.v1.NICSpec.ports:type_name -> cocoon.node.v1.PortMapping
+	82,  // 52: cocoon.node.v1.NICSpec.masquerade:type_name -> cocoon.node.v1.Masquerade
+	81,  // 53: cocoon.node.v1.NICSpec.pod:type_name -> cocoon.node.v1.PodName
+	80,  // 54: cocoon.node.v1.NICSpec.bandwidth:type_name -> cocoon.node.v1.Bandwidth
+	83,  // 55: cocoon.node.v1.Masquerade.ports:type_name -> cocoon.node.v1.GuestPorts
+	19,  // 56: cocoon.node.v1.Record.spec:type_name -> cocoon.node.v1.Spec
+	89,  // 57: cocoon.node.v1.Record.boot:type_name -> cocoon.node.v1.Boot
+	70,  // 58: cocoon.node.v1.Record.process:type_name -> cocoon.node.v1.Process
+	90,  // 59: cocoon.node.v1.Record.disks:type_name -> cocoon.node.v1.Disk
+	91,  // 60: cocoon.node.v1.Record.nics:type_name -> cocoon.node.v1.NIC
+	88,  // 61: cocoon.node.v1.Record.resume:type_name -> cocoon.node.v1.Resume
+	27,  // 62: cocoon.node.v1.Record.containers:type_name -> cocoon.node.v1.ContainerRecord
+	87,  // 63: cocoon.node.v1.Record.owner:type_name -> cocoon.node.v1.Owner
+	86,  // 64: cocoon.node.v1.Record.ephemeral:type_name -> cocoon.node.v1.Ephemeral
+	44,  // 65: cocoon.node.v1.Record.image_volumes:type_name -> cocoon.node.v1.ImageVolume
+	43,  // 66: cocoon.node.v1.Record.attached:type_name -> cocoon.node.v1.AttachedVolume
+	68,  // 67: cocoon.node.v1.Record.kernel_sums:type_name -> cocoon.node.v1.KernelSums
+	23,  // 68: cocoon.node.v1.Ephemeral.spec:type_name -> cocoon.node.v1.Container
+	27,  // 69: cocoon.node.v1.Ephemeral.record:type_name -> cocoon.node.v1.ContainerRecord
+	44,  // 70: cocoon.node.v1.Ephemeral.volumes:type_name -> cocoon.node.v1.ImageVolume
+	90,  // 71: cocoon.node.v1.Disk.backing:type_name -> cocoon.node.v1.Disk
+	93,  // 72: cocoon.node.v1.NIC.routes:type_name -> cocoon.node.v1.Route
+	92,  // 73: cocoon.node.v1.NIC.inside:type_name -> cocoon.node.v1.Inside
+	85,  // 74: cocoon.node.v1.Event.record:type_name -> cocoon.node.v1.Record
+	96,  // 75: cocoon.node.v1.ExecRequest.start:type_name -> cocoon.node.v1.ExecStart
+	97,  // 76: cocoon.node.v1.ExecRequest.resize:type_name -> cocoon.node.v1.WinSize
+	78,  // 77: cocoon.node.v1.ExecStart.env:type_name -> cocoon.node.v1.EnvVar
+	97,  // 78: cocoon.node.v1.ExecStart.size:type_name -> cocoon.node.v1.WinSize
+	99,  // 79: cocoon.node.v1.ExecResponse.started:type_name -> cocoon.node.v1.ExecStarted
+	103, // 80: cocoon.node.v1.ConsoleRequest.display:type_name -> cocoon.node.v1.DisplayOpen
+	113, // 81: cocoon.node.v1.StatsResponse.containers:type_name -> cocoon.node.v1.ContainerStats
+	112, // 82: cocoon.node.v1.StatsResponse.volumes:type_name -> cocoon.node.v1.VolumeStats
+	115, // 83: cocoon.node.v1.StatsResponse.pressure:type_name -> cocoon.node.v1.Pressure
+	108, // 84: cocoon.node.v1.DescribeResponse.os:type_name -> cocoon.node.v1.GuestOS
+	109, // 85: cocoon.node.v1.DescribeResponse.users:type_name -> cocoon.node.v1.GuestUser
+	110, // 86: cocoon.node.v1.DescribeResponse.file_systems:type_name -> cocoon.node.v1.GuestFileSystem
+	111, // 87: cocoon.node.v1.GuestFileSystem.disks:type_name -> cocoon.node.v1.GuestDisk
+	114, // 88: cocoon.node.v1.ContainerStats.written:type_name -> cocoon.node.v1.DiskUse
+	115, // 89: cocoon.node.v1.ContainerStats.pressure:type_name -> cocoon.node.v1.Pressure
+	116, // 90: cocoon.node.v1.Pressure.cpu:type_name -> cocoon.node.v1.Stall
+	116, // 91: cocoon.node.v1.Pressure.memory:type_name -> cocoon.node.v1.Stall
+	116, // 92: cocoon.node.v1.Pressure.io:type_name -> cocoon.node.v1.Stall
+	117, // 93: cocoon.node.v1.Stall.some:type_name -> cocoon.node.v1.Waits
+	117, // 94: cocoon.node.v1.Stall.full:type_name -> cocoon.node.v1.Waits
+	119, // 95: cocoon.node.v1.ImportRequest.start:type_name -> cocoon.node.v1.ImportStart
+	125, // 96: cocoon.node.v1.ImportResponse.image:type_name -> cocoon.node.v1.Image
+	70,  // 97: cocoon.node.v1.Image.config:type_name -> cocoon.node.v1.Process
+	127, // 98: cocoon.node.v1.PullRequest.auth:type_name -> cocoon.node.v1.RegistryAuth
+	129, // 99: cocoon.node.v1.PullResponse.progress:type_name -> cocoon.node.v1.Progress
+	125, // 100: cocoon.node.v1.PullResponse.image:type_name -> cocoon.node.v1.Image
+	125, // 101: cocoon.node.v1.CollectResponse.images:type_name -> cocoon.node.v1.Image
+	137, // 102: cocoon.node.v1.SyncMappingsRequest.mappings:type_name -> cocoon.node.v1.Mapping
+	140, // 103: cocoon.node.v1.MappingProblems.problems:type_name -> cocoon.node.v1.MappingProblem
+	145, // 104: cocoon.node.v1.NodeInfo.drivers:type_name -> cocoon.node.v1.Driver
+	239, // 105: cocoon.node.v1.NodeInfo.vms:type_name -> cocoon.node.v1.NodeInfo.VmsEntry
+	144, // 106: cocoon.node.v1.NodeInfo.network_details:type_name -> cocoon.node.v1.Network
+	143, // 107: cocoon.node.v1.NodeInfo.volume_pools:type_name -> cocoon.node.v1.VolumePool
+	148, // 108: cocoon.node.v1.DoctorResponse.checks:type_name -> cocoon.node.v1.Check
+	155, // 109: cocoon.node.v1.PoliceRequest.guests:type_name -> cocoon.node.v1.PolicedGuest
+	156, // 110: cocoon.node.v1.PoliceRequest.ingress:type_name -> cocoon.node.v1.Policy
+	156, // 111: cocoon.node.v1.PoliceRequest.egress:type_name -> cocoon.node.v1.Policy
+	157, // 112: cocoon.node.v1.Policy.rules:type_name -> cocoon.node.v1.PolicyRule
+	158, // 113: cocoon.node.v1.PolicyRule.peers:type_name -> cocoon.node.v1.AddressRange
+	159, // 114: cocoon.node.v1.PolicyRule.ports:type_name -> cocoon.node.v1.PortRange
+	160, // 115: cocoon.node.v1.PolicyRule.named:type_name -> cocoon.node.v1.NamedPort
+	163, // 116: cocoon.node.v1.StraysResponse.strays:type_name -> cocoon.node.v1.Stray
+	169, // 117: cocoon.node.v1.KeptFirmwareResponse.kept:type_name -> cocoon.node.v1.KeptState
+	169, // 118: cocoon.node.v1.DropFirmwareRequest.kept:type_name -> cocoon.node.v1.KeptState
+	240, // 119: cocoon.node.v1.CloneRequest.labels:type_name -> cocoon.node.v1.CloneRequest.LabelsEntry
+	79,  // 120: cocoon.node.v1.CloneRequest.nics:type_name -> cocoon.node.v1.NICSpec
+	127, // 121: cocoon.node.v1.CloneRequest.auth:type_name -> cocoon.node.v1.RegistryAuth
+	22,  // 122: cocoon.node.v1.CloneRequest.dns:type_name -> cocoon.node.v1.DNS
+	241, // 123: cocoon.node.v1.SaveRequest.labels:type_name -> cocoon.node.v1.SaveRequest.LabelsEntry
+	179, // 124: cocoon.node.v1.Snapshot.machine:type_name -> cocoon.node.v1.Machine
+	242, // 125: cocoon.node.v1.Snapshot.labels:type_name -> cocoon.node.v1.Snapshot.LabelsEntry
+	87,  // 126: cocoon.node.v1.Snapshot.owner:type_name -> cocoon.node.v1.Owner
+	178, // 127: cocoon.node.v1.Snapshot.volumes:type_name -> cocoon.node.v1.SnapshotVolume
+	187, // 128: cocoon.node.v1.ImportSnapshotRequest.start:type_name -> cocoon.node.v1.ImportSnapshotStart
+	189, // 129: cocoon.node.v1.TransferResponse.progress:type_name -> cocoon.node.v1.TransferProgress
+	177, // 130: cocoon.node.v1.TransferResponse.snapshot:type_name -> cocoon.node.v1.Snapshot
+	190, // 131: cocoon.node.v1.PushSnapshotRequest.auth:type_name -> cocoon.node.v1.RemoteAuth
+	190, // 132: cocoon.node.v1.PullSnapshotRequest.auth:type_name -> cocoon.node.v1.RemoteAuth
+	190, // 133: cocoon.node.v1.TagRequest.auth:type_name -> cocoon.node.v1.RemoteAuth
+	190, // 134: cocoon.node.v1.PushImageRequest.auth:type_name -> cocoon.node.v1.RemoteAuth
+	87,  // 135: cocoon.node.v1.StoredVolume.owner:type_name -> cocoon.node.v1.Owner
+	197, // 136: cocoon.node.v1.StoredVolume.attachments:type_name -> cocoon.node.v1.VolumeAttachment
+	243, // 137: cocoon.node.v1.StoredVolume.labels:type_name -> cocoon.node.v1.StoredVolume.LabelsEntry
+	87,  // 138: cocoon.node.v1.VolumeSnapshot.owner:type_name -> cocoon.node.v1.Owner
+	244, // 139: cocoon.node.v1.VolumeSnapshot.labels:type_name -> cocoon.node.v1.VolumeSnapshot.LabelsEntry
+	245, // 140: cocoon.node.v1.VolumeSpec.labels:type_name -> cocoon.node.v1.VolumeSpec.LabelsEntry
+	199, // 141: cocoon.node.v1.CreateVolumeRequest.spec:type_name -> cocoon.node.v1.VolumeSpec
+	196, // 142: cocoon.node.v1.ResizeVolumeResponse.volume:type_name -> cocoon.node.v1.StoredVolume
+	205, // 143: cocoon.node.v1.ResizeVolumeResponse.waiting:type_name -> cocoon.node.v1.VolumeWaiting
+	199, // 144: cocoon.node.v1.CloneVolumeRequest.spec:type_name -> cocoon.node.v1.VolumeSpec
+	199, // 145: cocoon.node.v1.SaveVolumeRequest.spec:type_name -> cocoon.node.v1.VolumeSpec
+	199, // 146: cocoon.node.v1.ImportVolumeRequest.start:type_name -> cocoon.node.v1.VolumeSpec
+	199, // 147: cocoon.node.v1.VolumeFromImageRequest.spec:type_name -> cocoon.node.v1.VolumeSpec
+	126, // 148: cocoon.node.v1.VolumeFromImageRequest.image:type_name -> cocoon.node.v1.PullRequest
+	129, // 149: cocoon.node.v1.VolumeFromImageResponse.progress:type_name -> cocoon.node.v1.Progress
+	196, // 150: cocoon.node.v1.VolumeFromImageResponse.volume:type_name -> cocoon.node.v1.StoredVolume
+	221, // 151: cocoon.node.v1.Drivers.drivers:type_name -> cocoon.node.v1.PluginDriver
+	246, // 152: cocoon.node.v1.PluginDriver.topology:type_name -> cocoon.node.v1.PluginDriver.TopologyEntry
+	222, // 153: cocoon.node.v1.PublishVolumeRequest.key:type_name -> cocoon.node.v1.VolumeKey
+	247, // 154: cocoon.node.v1.PublishVolumeRequest.attributes:type_name -> cocoon.node.v1.PublishVolumeRequest.AttributesEntry
+	248, // 155: cocoon.node.v1.PublishVolumeRequest.attachment:type_name -> cocoon.node.v1.PublishVolumeRequest.AttachmentEntry
+	249, // 156: cocoon.node.v1.PublishVolumeRequest.stage_secrets:type_name -> cocoon.node.v1.PublishVolumeRequest.StageSecretsEntry
+	250, // 157: cocoon.node.v1.PublishVolumeRequest.publish_secrets:type_name -> cocoon.node.v1.PublishVolumeRequest.PublishSecretsEntry
+	251, // 158: cocoon.node.v1.PublishVolumeRequest.context_secrets:type_name -> cocoon.node.v1.PublishVolumeRequest.ContextSecretsEntry
+	222, // 159: cocoon.node.v1.PublishedVolume.key:type_name -> cocoon.node.v1.VolumeKey
+	87,  // 160: cocoon.node.v1.PublishedVolume.owner:type_name -> cocoon.node.v1.Owner
+	222, // 161: cocoon.node.v1.UnpublishVolumeRequest.key:type_name -> cocoon.node.v1.VolumeKey
+	222, // 162: cocoon.node.v1.PublishedUsageRequest.key:type_name -> cocoon.node.v1.VolumeKey
+	230, // 163: cocoon.node.v1.PublishedUsage.bytes:type_name -> cocoon.node.v1.Amount
+	230, // 164: cocoon.node.v1.PublishedUsage.inodes:type_name -> cocoon.node.v1.Amount
+	222, // 165: cocoon.node.v1.GrowPublishedRequest.key:type_name -> cocoon.node.v1.VolumeKey
+	38,  // 166: cocoon.node.v1.Hardware.DisksEntry.value:type_name -> cocoon.node.v1.DiskDevice
+	48,  // 167: cocoon.node.v1.SetLoginsRequest.KeysEntry.value:type_name -> cocoon.node.v1.AuthorizedKeys
+	26,  // 168: cocoon.node.v1.ResizeContainersRequest.ContainersEntry.value:type_name -> cocoon.node.v1.Resources
+	0,   // 169: cocoon.node.v1.VMs.Create:input_type -> cocoon.node.v1.CreateRequest
+	1,   // 170: cocoon.node.v1.VMs.Launch:input_type -> cocoon.node.v1.LaunchRequest
+	2,   // 171: cocoon.node.v1.VMs.Start:input_type -> cocoon.node.v1.StartRequest
+	3,   // 172: cocoon.node.v1.VMs.Stop:input_type -> cocoon.node.v1.StopRequest
+	4,   // 173: cocoon.node.v1.VMs.Restart:input_type -> cocoon.node.v1.RestartRequest
+	6,   // 174: cocoon.node.v1.VMs.Pause:input_type -> cocoon.node.v1.PauseRequest
+	7,   // 175: cocoon.node.v1.VMs.Unpause:input_type -> cocoon.node.v1.UnpauseRequest
+	5,   // 176: cocoon.node.v1.VMs.Reboot:input_type -> cocoon.node.v1.RebootRequest
+	8,   // 177: cocoon.node.v1.VMs.Remove:input_type -> cocoon.node.v1.RemoveRequest
+	10,  // 178: cocoon.node.v1.VMs.Inspect:input_type -> cocoon.node.v1.InspectRequest
+	11,  // 179: cocoon.node.v1.VMs.List:input_type -> cocoon.node.v1.ListRequest
+	12,  // 180: cocoon.node.v1.VMs.Watch:input_type -> cocoon.node.v1.WatchRequest
+	95,  // 181: cocoon.node.v1.VMs.Exec:input_type -> cocoon.node.v1.ExecRequest
+	95,  // 182: cocoon.node.v1.VMs.Attach:input_type -> cocoon.node.v1.ExecRequest
+	95,  // 183: cocoon.node.v1.VMs.Forward:input_type -> cocoon.node.v1.ExecRequest
+	100, // 184: cocoon.node.v1.VMs.Logs:input_type -> cocoon.node.v1.LogsRequest
+	102, // 185: cocoon.node.v1.VMs.Console:input_type -> cocoon.node.v1.ConsoleRequest
+	102, // 186: cocoon.node.v1.VMs.Display:input_type -> cocoon.node.v1.ConsoleRequest
+	104, // 187: cocoon.node.v1.VMs.Screenshot:input_type -> cocoon.node.v1.ScreenshotRequest
+	13,  // 188: cocoon.node.v1.VMs.Stats:input_type -> cocoon.node.v1.StatsRequest
+	14,  // 189: cocoon.node.v1.VMs.Describe:input_type -> cocoon.node.v1.DescribeRequest
+	15,  // 190: cocoon.node.v1.VMs.Freeze:input_type -> cocoon.node.v1.FreezeRequest
+	17,  // 191: cocoon.node.v1.VMs.Thaw:input_type -> cocoon.node.v1.ThawRequest
+	47,  // 192: cocoon.node.v1.VMs.SetLogins:input_type -> cocoon.node.v1.SetLoginsRequest
+	50,  // 193: cocoon.node.v1.VMs.UpdateVolume:input_type -> cocoon.node.v1.UpdateVolumeRequest
+	52,  // 194: cocoon.node.v1.VMs.KillContainer:input_type -> cocoon.node.v1.KillContainerRequest
+	54,  // 195: cocoon.node.v1.VMs.ReleaseContainer:input_type -> cocoon.node.v1.ReleaseContainerRequest
+	56,  // 196: cocoon.node.v1.VMs.AddContainer:input_type -> cocoon.node.v1.AddContainerRequest
+	57,  // 197: cocoon.node.v1.VMs.StartContainer:input_type -> cocoon.node.v1.StartContainerRequest
+	58,  // 198: cocoon.node.v1.VMs.RemoveContainer:input_type -> cocoon.node.v1.RemoveContainerRequest
+	60,  // 199: cocoon.node.v1.VMs.ResizeContainers:input_type -> cocoon.node.v1.ResizeContainersRequest
+	61,  // 200: cocoon.node.v1.VMs.Resize:input_type -> cocoon.node.v1.ResizeRequest
+	62,  // 201: cocoon.node.v1.VMs.AttachVolume:input_type -> cocoon.node.v1.AttachVolumeRequest
+	65,  // 202: cocoon.node.v1.VMs.DetachVolume:input_type -> cocoon.node.v1.DetachVolumeRequest
+	63,  // 203: cocoon.node.v1.VMs.DumpMemory:input_type -> cocoon.node.v1.DumpMemoryRequest
+	66,  // 204: cocoon.node.v1.VMs.AttachNIC:input_type -> cocoon.node.v1.AttachNICRequest
+	67,  // 205: cocoon.node.v1.VMs.DetachNIC:input_type -> cocoon.node.v1.DetachNICRequest
+	69,  // 206: cocoon.node.v1.VMs.SetLink:input_type -> cocoon.node.v1.SetLinkRequest
+	172, // 207: cocoon.node.v1.VMs.Clone:input_type -> cocoon.node.v1.CloneRequest
+	173, // 208: cocoon.node.v1.VMs.Restore:input_type -> cocoon.node.v1.RestoreRequest
+	174, // 209: cocoon.node.v1.VMs.Hibernate:input_type -> cocoon.node.v1.HibernateRequest
+	175, // 210: cocoon.node.v1.VMs.Wake:input_type -> cocoon.node.v1.WakeRequest
+	176, // 211: cocoon.node.v1.Snapshots.Save:input_type -> cocoon.node.v1.SaveRequest
+	180, // 212: cocoon.node.v1.Snapshots.List:input_type -> cocoon.node.v1.ListSnapshotsRequest
+	181, // 213: cocoon.node.v1.Snapshots.Inspect:input_type -> cocoon.node.v1.InspectSnapshotRequest
+	182, // 214: cocoon.node.v1.Snapshots.Remove:input_type -> cocoon.node.v1.RemoveSnapshotRequest
+	184, // 215: cocoon.node.v1.Snapshots.Publish:input_type -> cocoon.node.v1.PublishSnapshotRequest
+	185, // 216: cocoon.node.v1.Snapshots.Export:input_type -> cocoon.node.v1.ExportSnapshotRequest
+	186, // 217: cocoon.node.v1.Snapshots.Import:input_type -> cocoon.node.v1.ImportSnapshotRequest
+	191, // 218: cocoon.node.v1.Snapshots.Push:input_type -> cocoon.node.v1.PushSnapshotRequest
+	192, // 219: cocoon.node.v1.Snapshots.Pull:input_type -> cocoon.node.v1.PullSnapshotRequest
+	193, // 220: cocoon.node.v1.Snapshots.Tag:input_type -> cocoon.node.v1.TagRequest
+	200, // 221: cocoon.node.v1.Volumes.Create:input_type -> cocoon.node.v1.CreateVolumeRequest
+	201, // 222: cocoon.node.v1.Volumes.List:input_type -> cocoon.node.v1.ListVolumesRequest
+	202, // 223: cocoon.node.v1.Volumes.Inspect:input_type -> cocoon.node.v1.InspectVolumeRequest
+	203, // 224: cocoon.node.v1.Volumes.Resize:input_type -> cocoon.node.v1.ResizeVolumeRequest
+	206, // 225: cocoon.node.v1.Volumes.Remove:input_type -> cocoon.node.v1.RemoveVolumeRequest
+	208, // 226: cocoon.node.v1.Volumes.Clone:input_type -> cocoon.node.v1.CloneVolumeRequest
+	209, // 227: cocoon.node.v1.Volumes.Restore:input_type -> cocoon.node.v1.RestoreVolumeRequest
+	210, // 228: cocoon.node.v1.Volumes.Save:input_type -> cocoon.node.v1.SaveVolumeRequest
+	211, // 229: cocoon.node.v1.Volumes.ListSnapshots:input_type -> cocoon.node.v1.ListVolumeSnapshotsRequest
+	212, // 230: cocoon.node.v1.Volumes.InspectSnapshot:input_type -> cocoon.node.v1.InspectVolumeSnapshotRequest
+	213, // 231: cocoon.node.v1.Volumes.RemoveSnapshot:input_type -> cocoon.node.v1.RemoveVolumeSnapshotRequest
+	215, // 232: cocoon.node.v1.Volumes.Export:input_type -> cocoon.node.v1.ExportVolumeRequest
+	216, // 233: cocoon.node.v1.Volumes.Import:input_type -> cocoon.node.v1.ImportVolumeRequest
+	217, // 234: cocoon.node.v1.Volumes.FromImage:input_type -> cocoon.node.v1.VolumeFromImageRequest
+	219, // 235: cocoon.node.v1.Plugins.Watch:input_type -> cocoon.node.v1.WatchDriversRequest
+	223, // 236: cocoon.node.v1.Plugins.Publish:input_type -> cocoon.node.v1.PublishVolumeRequest
+	225, // 237: cocoon.node.v1.Plugins.Unpublish:input_type -> cocoon.node.v1.UnpublishVolumeRequest
+	227, // 238: cocoon.node.v1.Plugins.List:input_type -> cocoon.node.v1.ListPublishedRequest
+	228, // 239: cocoon.node.v1.Plugins.Usage:input_type -> cocoon.node.v1.PublishedUsageRequest
+	231, // 240: cocoon.node.v1.Plugins.Grow:input_type -> cocoon.node.v1.GrowPublishedRequest
+	195, // 241: cocoon.node.v1.Images.Push:input_type -> cocoon.node.v1.PushImageRequest
+	118, // 242: cocoon.node.v1.Images.Import:input_type -> cocoon.node.v1.ImportRequest
+	121, // 243: cocoon.node.v1.Images.List:input_type -> cocoon.node.v1.ListImagesRequest
+	122, // 244: cocoon.node.v1.Images.Get:input_type -> cocoon.node.v1.GetImageRequest
+	123, // 245: cocoon.node.v1.Images.Remove:input_type -> cocoon.node.v1.RemoveImageRequest
+	126, // 246: cocoon.node.v1.Images.Pull:input_type -> cocoon.node.v1.PullRequest
+	130, // 247: cocoon.node.v1.Images.Explain:input_type -> cocoon.node.v1.ExplainRequest
+	132, // 248: cocoon.node.v1.Images.Collect:input_type -> cocoon.node.v1.CollectRequest
+	134, // 249: cocoon.node.v1.Images.Export:input_type -> cocoon.node.v1.ExportRequest
+	136, // 250: cocoon.node.v1.Images.SyncMappings:input_type -> cocoon.node.v1.SyncMappingsRequest
+	138, // 251: cocoon.node.v1.Images.Problems:input_type -> cocoon.node.v1.ProblemsRequest
+	141, // 252: cocoon.node.v1.Node.Info:input_type -> cocoon.node.v1.InfoRequest
+	146, // 253: cocoon.node.v1.Node.Doctor:input_type -> cocoon.node.v1.DoctorRequest
+	149, // 254: cocoon.node.v1.Node.Reset:input_type -> cocoon.node.v1.ResetRequest
+	151, // 255: cocoon.node.v1.Node.TeardownNetworks:input_type -> cocoon.node.v1.TeardownNetworksRequest
+	161, // 256: cocoon.node.v1.Node.Strays:input_type -> cocoon.node.v1.StraysRequest
+	164, // 257: cocoon.node.v1.Node.AdoptStray:input_type -> cocoon.node.v1.AdoptStrayRequest
+	165, // 258: cocoon.node.v1.Node.RemoveStray:input_type -> cocoon.node.v1.RemoveStrayRequest
+	167, // 259: cocoon.node.v1.Node.KeptFirmware:input_type -> cocoon.node.v1.KeptFirmwareRequest
+	170, // 260: cocoon.node.v1.Node.DropFirmware:input_type -> cocoon.node.v1.DropFirmwareRequest
+	153, // 261: cocoon.node.v1.Node.Police:input_type -> cocoon.node.v1.PoliceRequest
+	85,  // 262: cocoon.node.v1.VMs.Create:output_type -> cocoon.node.v1.Record
+	85,  // 263: cocoon.node.v1.VMs.Launch:output_type -> cocoon.node.v1.Record
+	85,  // 264: cocoon.node.v1.VMs.Start:output_type -> cocoon.node.v1.Record
+	85,  // 265: cocoon.node.v1.VMs.Stop:output_type -> cocoon.node.v1.Record
+	85,  // 266: cocoon.node.v1.VMs.Restart:output_type -> cocoon.node.v1.Record
+	85,  // 267: cocoon.node.v1.VMs.Pause:output_type -> cocoon.node.v1.Record
+	85,  // 268: cocoon.node.v1.VMs.Unpause:output_type -> cocoon.node.v1.Record
+	85,  // 269: cocoon.node.v1.VMs.Reboot:output_type -> cocoon.node.v1.Record
+	9,   // 270: cocoon.node.v1.VMs.Remove:output_type -> cocoon.node.v1.RemoveResponse
+	85,  // 271: cocoon.node.v1.VMs.Inspect:output_type -> cocoon.node.v1.Record
+	85,  // 272: cocoon.node.v1.VMs.List:output_type -> cocoon.node.v1.Record
+	94,  // 273: cocoon.node.v1.VMs.Watch:output_type -> cocoon.node.v1.Event
+	98,  // 274: cocoon.node.v1.VMs.Exec:output_type -> cocoon.node.v1.ExecResponse
+	98,  // 275: cocoon.node.v1.VMs.Attach:output_type -> cocoon.node.v1.ExecResponse
+	98,  // 276: cocoon.node.v1.VMs.Forward:output_type -> cocoon.node.v1.ExecResponse
+	101, // 277: cocoon.node.v1.VMs.Logs:output_type -> cocoon.node.v1.LogEntry
+	105, // 278: cocoon.node.v1.VMs.Console:output_type -> cocoon.node.v1.ConsoleResponse
+	105, // 279: cocoon.node.v1.VMs.Display:output_type -> cocoon.node.v1.ConsoleResponse
+	135, // 280: cocoon.node.v1.VMs.Screenshot:output_type -> cocoon.node.v1.ExportResponse
+	106, // 281: cocoon.node.v1.VMs.Stats:output_type -> cocoon.node.v1.StatsResponse
+	107, // 282: cocoon.node.v1.VMs.Describe:output_type -> cocoon.node.v1.DescribeResponse
+	16,  // 283: cocoon.node.v1.VMs.Freeze:output_type -> cocoon.node.v1.FreezeResponse
+	18,  // 284: cocoon.node.v1.VMs.Thaw:output_type -> cocoon.node.v1.ThawResponse
+	49,  // 285: cocoon.node.v1.VMs.SetLogins:output_type -> cocoon.node.v1.SetLoginsResponse
+	51,  // 286: cocoon.node.v1.VMs.UpdateVolume:output_type -> cocoon.node.v1.UpdateVolumeResponse
+	53,  // 287: cocoon.node.v1.VMs.KillContainer:output_type -> cocoon.node.v1.KillContainerResponse
+	55,  // 288: cocoon.node.v1.VMs.ReleaseContainer:output_type -> cocoon.node.v1.ReleaseContainerResponse
+	85,  // 289: cocoon.node.v1.VMs.AddContainer:output_type -> cocoon.node.v1.Record
+	85,  // 290: cocoon.node.v1.VMs.StartContainer:output_type -> cocoon.node.v1.Record
+	59,  // 291: cocoon.node.v1.VMs.RemoveContainer:output_type -> cocoon.node.v1.RemoveContainerResponse
+	85,  // 292: cocoon.node.v1.VMs.ResizeContainers:output_type -> cocoon.node.v1.Record
+	85,  // 293: cocoon.node.v1.VMs.Resize:output_type -> cocoon.node.v1.Record
+	85,  // 294: cocoon.node.v1.VMs.AttachVolume:output_type -> cocoon.node.v1.Record
+	85,  // 295: cocoon.node.v1.VMs.DetachVolume:output_type -> cocoon.node.v1.Record
+	64,  // 296: cocoon.node.v1.VMs.DumpMemory:output_type -> cocoon.node.v1.DumpMemoryResponse
+	85,  // 297: cocoon.node.v1.VMs.AttachNIC:output_type -> cocoon.node.v1.Record
+	85,  // 298: cocoon.node.v1.VMs.DetachNIC:output_type -> cocoon.node.v1.Record
+	85,  // 299: cocoon.node.v1.VMs.SetLink:output_type -> cocoon.node.v1.Record
+	85,  // 300: cocoon.node.v1.VMs.Clone:output_type -> cocoon.node.v1.Record
+	85,  // 301: cocoon.node.v1.VMs.Restore:output_type -> cocoon.node.v1.Record
+	85,  // 302: cocoon.node.v1.VMs.Hibernate:output_type -> cocoon.node.v1.Record
+	85,  // 303: cocoon.node.v1.VMs.Wake:output_type -> cocoon.node.v1.Record
+	177, // 304: cocoon.node.v1.Snapshots.Save:output_type -> cocoon.node.v1.Snapshot
+	177, // 305: cocoon.node.v1.Snapshots.List:output_type -> cocoon.node.v1.Snapshot
+	177, // 306: cocoon.node.v1.Snapshots.Inspect:output_type -> cocoon.node.v1.Snapshot
+	183, // 307: cocoon.node.v1.Snapshots.Remove:output_type -> cocoon.node.v1.RemoveSnapshotResponse
+	177, // 308: cocoon.node.v1.Snapshots.Publish:output_type -> cocoon.node.v1.Snapshot
+	135, // 309: cocoon.node.v1.Snapshots.Export:output_type -> cocoon.node.v1.ExportResponse
+	188, // 310: cocoon.node.v1.Snapshots.Import:output_type -> cocoon.node.v1.TransferResponse
+	188, // 311: cocoon.node.v1.Snapshots.Push:output_type -> cocoon.node.v1.TransferResponse
+	188, // 312: cocoon.node.v1.Snapshots.Pull:output_type -> cocoon.node.v1.TransferResponse
+	194, // 313: cocoon.node.v1.Snapshots.Tag:output_type -> cocoon.node.v1.TagResponse
+	196, // 314: cocoon.node.v1.Volumes.Create:output_type -> cocoon.node.v1.StoredVolume
+	196, // 315: cocoon.node.v1.Volumes.List:output_type -> cocoon.node.v1.StoredVolume
+	196, // 316: cocoon.node.v1.Volumes.Inspect:output_type -> cocoon.node.v1.StoredVolume
+	204, // 317: cocoon.node.v1.Volumes.Resize:output_type -> cocoon.node.v1.ResizeVolumeResponse
+	207, // 318: cocoon.node.v1.Volumes.Remove:output_type -> cocoon.node.v1.RemoveVolumeResponse
+	196, // 319: cocoon.node.v1.Volumes.Clone:output_type -> cocoon.node.v1.StoredVolume
+	196, // 320: cocoon.node.v1.Volumes.Restore:output_type -> cocoon.node.v1.StoredVolume
+	198, // 321: cocoon.node.v1.Volumes.Save:output_type -> cocoon.node.v1.VolumeSnapshot
+	198, // 322: cocoon.node.v1.Volumes.ListSnapshots:output_type -> cocoon.node.v1.VolumeSnapshot
+	198, // 323: cocoon.node.v1.Volumes.InspectSnapshot:output_type -> cocoon.node.v1.VolumeSnapshot
+	214, // 324: cocoon.node.v1.Volumes.RemoveSnapshot:output_type -> cocoon.node.v1.RemoveVolumeSnapshotResponse
+	135, // 325: cocoon.node.v1.Volumes.Export:output_type -> cocoon.node.v1.ExportResponse
+	196, // 326: cocoon.node.v1.Volumes.Import:output_type -> cocoon.node.v1.StoredVolume
+	218, // 327: cocoon.node.v1.Volumes.FromImage:output_type -> cocoon.node.v1.VolumeFromImageResponse
+	220, // 328: cocoon.node.v1.Plugins.Watch:output_type -> cocoon.node.v1.Drivers
+	224, // 329: cocoon.node.v1.Plugins.Publish:output_type -> cocoon.node.v1.PublishedVolume
+	226, // 330: cocoon.node.v1.Plugins.Unpublish:output_type -> cocoon.node.v1.UnpublishVolumeResponse
+	224, // 331: cocoon.node.v1.Plugins.List:output_type -> cocoon.node.v1.PublishedVolume
+	229, // 332: cocoon.node.v1.Plugins.Usage:output_type -> cocoon.node.v1.PublishedUsage
+	232, // 333: cocoon.node.v1.Plugins.Grow:output_type -> cocoon.node.v1.GrowPublishedResponse
+	128, // 334: cocoon.node.v1.Images.Push:output_type -> cocoon.node.v1.PullResponse
+	120, // 335: cocoon.node.v1.Images.Import:output_type -> cocoon.node.v1.ImportResponse
+	125, // 336: cocoon.node.v1.Images.List:output_type -> cocoon.node.v1.Image
+	125, // 337: cocoon.node.v1.Images.Get:output_type -> cocoon.node.v1.Image
+	124, // 338: cocoon.node.v1.Images.Remove:output_type -> cocoon.node.v1.RemoveImageResponse
+	128, // 339: cocoon.node.v1.Images.Pull:output_type -> cocoon.node.v1.PullResponse
+	131, // 340: cocoon.node.v1.Images.Explain:output_type -> cocoon.node.v1.ExplainResponse
+	133, // 341: cocoon.node.v1.Images.Collect:output_type -> cocoon.node.v1.CollectResponse
+	135, // 342: cocoon.node.v1.Images.Export:output_type -> cocoon.node.v1.ExportResponse
+	139, // 343: cocoon.node.v1.Images.SyncMappings:output_type -> cocoon.node.v1.MappingProblems
+	139, // 344: cocoon.node.v1.Images.Problems:output_type -> cocoon.node.v1.MappingProblems
+	142, // 345: cocoon.node.v1.Node.Info:output_type -> cocoon.node.v1.NodeInfo
+	147, // 346: cocoon.node.v1.Node.Doctor:output_type -> cocoon.node.v1.DoctorResponse
+	150, // 347: cocoon.node.v1.Node.Reset:output_type -> cocoon.node.v1.ResetResponse
+	152, // 348: cocoon.node.v1.Node.TeardownNetworks:output_type -> cocoon.node.v1.TeardownNetworksResponse
+	162, // 349: cocoon.node.v1.Node.Strays:output_type -> cocoon.node.v1.StraysResponse
+	85,  // 350: cocoon.node.v1.Node.AdoptStray:output_type -> cocoon.node.v1.Record
+	166, // 351: cocoon.node.v1.Node.RemoveStray:output_type -> cocoon.node.v1.RemoveStrayResponse
+	168, // 352: cocoon.node.v1.Node.KeptFirmware:output_type -> cocoon.node.v1.KeptFirmwareResponse
+	171, // 353: cocoon.node.v1.Node.DropFirmware:output_type -> cocoon.node.v1.DropFirmwareResponse
+	154, // 354: cocoon.node.v1.Node.Police:output_type -> cocoon.node.v1.PoliceResponse
+	262, // [262:355] is the sub-list for method output_type
+	169, // [169:262] is the sub-list for method input_type
+	169, // [169:169] is the sub-list for extension type_name
+	169, // [169:169] is the sub-list for extension extendee
+	0,   // [0:169] is the sub-list for field type_name
 }
 
 func init() { file_node_v1_node_proto_init() }
@@ -17270,55 +17945,55 @@ func file_node_v1_node_proto_init() {
 	file_node_v1_node_proto_msgTypes[32].OneofWrappers = []any{}
 	file_node_v1_node_proto_msgTypes[45].OneofWrappers = []any{}
 	file_node_v1_node_proto_msgTypes[52].OneofWrappers = []any{}
-	file_node_v1_node_proto_msgTypes[81].OneofWrappers = []any{}
-	file_node_v1_node_proto_msgTypes[91].OneofWrappers = []any{
+	file_node_v1_node_proto_msgTypes[85].OneofWrappers = []any{}
+	file_node_v1_node_proto_msgTypes[95].OneofWrappers = []any{
 		(*ExecRequest_Start)(nil),
 		(*ExecRequest_Stdin)(nil),
 		(*ExecRequest_StdinClose)(nil),
 		(*ExecRequest_Resize)(nil),
 		(*ExecRequest_Signal)(nil),
 	}
-	file_node_v1_node_proto_msgTypes[94].OneofWrappers = []any{
+	file_node_v1_node_proto_msgTypes[98].OneofWrappers = []any{
 		(*ExecResponse_Started)(nil),
 		(*ExecResponse_Stdout)(nil),
 		(*ExecResponse_Stderr)(nil),
 		(*ExecResponse_StdinCredit)(nil),
 		(*ExecResponse_ExitCode)(nil),
 	}
-	file_node_v1_node_proto_msgTypes[98].OneofWrappers = []any{
+	file_node_v1_node_proto_msgTypes[102].OneofWrappers = []any{
 		(*ConsoleRequest_Ref)(nil),
 		(*ConsoleRequest_Data)(nil),
 		(*ConsoleRequest_Display)(nil),
 	}
-	file_node_v1_node_proto_msgTypes[101].OneofWrappers = []any{
+	file_node_v1_node_proto_msgTypes[105].OneofWrappers = []any{
 		(*ConsoleResponse_Opened)(nil),
 		(*ConsoleResponse_Data)(nil),
 	}
-	file_node_v1_node_proto_msgTypes[110].OneofWrappers = []any{
+	file_node_v1_node_proto_msgTypes[118].OneofWrappers = []any{
 		(*ImportRequest_Start)(nil),
 		(*ImportRequest_Chunk)(nil),
 	}
-	file_node_v1_node_proto_msgTypes[112].OneofWrappers = []any{
+	file_node_v1_node_proto_msgTypes[120].OneofWrappers = []any{
 		(*ImportResponse_Received)(nil),
 		(*ImportResponse_Image)(nil),
 	}
-	file_node_v1_node_proto_msgTypes[120].OneofWrappers = []any{
+	file_node_v1_node_proto_msgTypes[128].OneofWrappers = []any{
 		(*PullResponse_Progress)(nil),
 		(*PullResponse_Image)(nil),
 	}
-	file_node_v1_node_proto_msgTypes[178].OneofWrappers = []any{
+	file_node_v1_node_proto_msgTypes[186].OneofWrappers = []any{
 		(*ImportSnapshotRequest_Start)(nil),
 		(*ImportSnapshotRequest_Chunk)(nil),
 	}
-	file_node_v1_node_proto_msgTypes[180].OneofWrappers = []any{
+	file_node_v1_node_proto_msgTypes[188].OneofWrappers = []any{
 		(*TransferResponse_Progress)(nil),
 		(*TransferResponse_Snapshot)(nil),
 	}
-	file_node_v1_node_proto_msgTypes[208].OneofWrappers = []any{
+	file_node_v1_node_proto_msgTypes[216].OneofWrappers = []any{
 		(*ImportVolumeRequest_Start)(nil),
 		(*ImportVolumeRequest_Chunk)(nil),
 	}
-	file_node_v1_node_proto_msgTypes[210].OneofWrappers = []any{
+	file_node_v1_node_proto_msgTypes[218].OneofWrappers = []any{
 		(*VolumeFromImageResponse_Progress)(nil),
 		(*VolumeFromImageResponse_Volume)(nil),
 	}
@@ -17328,7 +18003,7 @@ func file_node_v1_node_proto_init() {
 			GoPackagePath: reflect.TypeOf(x{}).PkgPath(),
 			RawDescriptor: unsafe.Slice(unsafe.StringData(file_node_v1_node_proto_rawDesc), len(file_node_v1_node_proto_rawDesc)),
 			NumEnums:      0,
-			NumMessages:   244,
+			NumMessages:   252,
 			NumExtensions: 0,
 			NumServices:   6,
 		},

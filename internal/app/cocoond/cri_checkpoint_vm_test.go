@@ -3,9 +3,11 @@
 package cocoond_test
 
 import (
+	"bytes"
 	"fmt"
 	"os"
 	"path/filepath"
+	"slices"
 	"strings"
 	"testing"
 
@@ -14,6 +16,7 @@ import (
 	cri "k8s.io/cri-api/pkg/apis/runtime/v1"
 
 	"cocoonstack.io/cocoon/internal/errdefs"
+	"cocoonstack.io/cocoon/internal/testkit/ociimage"
 	"cocoonstack.io/cocoon/internal/vm"
 )
 
@@ -53,8 +56,12 @@ func TestVMCheckpoint(t *testing.T) {
 			{HostPath: root + "/message", ContainerPath: "/dev/termination-log"},
 		}
 	}
+	model := ociimage.Image{Layers: []ociimage.Layer{ociimage.Of(ociimage.File("weights", "of the model"))}}
+	_, err := c.ImportImage(ctx, "model", bytes.NewReader(model.OCI()), nil)
+	must(err)
 	configs := func(pod string) (app, side *cri.ContainerConfig) {
-		return scripted("app", "n=0; while :; do n=$((n+1)); echo count $n; echo $n >/empty/n; sleep 0.1; done", mounts(pod)...), scripted("side", "sleep 100000", mounts(pod)...)
+		files := &cri.Mount{ContainerPath: "/model", Image: &cri.ImageSpec{Image: "model"}, Readonly: true}
+		return scripted("app", "n=0; while :; do n=$((n+1)); echo count $n; echo $n >/empty/n; sleep 0.1; done", mounts(pod)...), scripted("side", "sleep 100000", append(mounts(pod), files)...)
 	}
 	p := c.pod("web")
 	sandbox := c.run(p)
@@ -198,6 +205,11 @@ func TestVMCheckpoint(t *testing.T) {
 			t.Errorf("a command before the start: %v", err)
 		}
 	}
+	c.crash() // before the caller has heard of it, for all that cocoond knows
+	c.serves()
+	if again, err := c.RestorePod(ctx, want); err != nil || again.GetPodSandboxId() != got.GetPodSandboxId() || !slices.EqualFunc(again.GetRestoredContainers(), got.GetRestoredContainers(), func(a, b *cri.RestoredContainer) bool { return a.GetContainerId() == b.GetContainerId() }) {
+		t.Fatalf("restored again: %v, %v, want %v", again, err, got)
+	}
 	nextLog := filepath.Join(c.logs, "next/app/0.log")
 	if lines := c.texts(nextLog); len(lines) > 0 {
 		t.Errorf("before it is started: %v", lines)
@@ -231,7 +243,7 @@ func TestVMCheckpoint(t *testing.T) {
 	if first, _ := c.counted(nextLog); first <= before || first > after+3 {
 		t.Errorf("the counter, which was between %d and %d, goes on with %d", before, after, first)
 	}
-	if out, err := c.sync(ids["side"], 60, "sh", "-c", "cat /secret/key /etc/hosts; hostname"); err != nil || string(out.GetStdout()) != "of next10.0.0.9 next\nweb\n" {
+	if out, err := c.sync(ids["side"], 60, "sh", "-c", "cat /secret/key /etc/hosts; hostname; cat /model/weights"); err != nil || string(out.GetStdout()) != "of next10.0.0.9 next\nweb\nof the model" {
 		t.Errorf("the restored pod has %v, %v", out, err)
 	}
 	c.until("it writes to its volume", func() bool {
@@ -304,4 +316,53 @@ func TestVMCheckpoint(t *testing.T) {
 	if b, err := os.ReadFile("/proc/self/mountinfo"); err != nil || strings.Contains(string(b), c.dir) {
 		t.Errorf("a mount is left, or %v", err)
 	}
+}
+
+// TestVMRestoreElsewhere: a checkpoint goes on at another node, which has nothing of the first one but the folder and the image.
+func TestVMRestoreElsewhere(t *testing.T) {
+	dir := filepath.Join(t.TempDir(), "checkpoint")
+	if err := os.Mkdir(dir, 0o700); err != nil {
+		t.Fatal(err)
+	}
+	counter := scripted("app", "n=0; while :; do n=$((n+1)); echo count $n; sleep 0.1; done")
+	before := 0
+	here := t.Run("here", func(t *testing.T) {
+		c := newCRI(t)
+		p := c.pod("web")
+		sandbox := c.run(p)
+		app := c.createAs(sandbox, p, counter)
+		c.begin(app)
+		log := filepath.Join(c.logs, "web/app/0.log")
+		c.until("it counts", func() bool { _, before = c.counted(log); return before > 5 })
+		if _, err := c.CheckpointPod(t.Context(), &cri.CheckpointPodRequest{PodSandboxId: sandbox, OutputPath: dir, ContainerIds: []string{app}}); err != nil {
+			t.Fatal(err)
+		}
+	})
+	if !here {
+		return
+	}
+	t.Run("elsewhere", func(t *testing.T) {
+		c := newCRI(t)
+		r, err := c.RestorePod(t.Context(), &cri.RestorePodRequest{CheckpointPath: dir, Config: c.pod("next"), RuntimeHandler: "cocoon", ContainerConfigs: []*cri.ContainerConfig{counter}})
+		if err != nil {
+			t.Fatal(err)
+		}
+		id := r.GetRestoredContainers()[0].GetContainerId()
+		c.begin(id)
+		first := 0
+		c.until("it goes on", func() (goes bool) {
+			var last int
+			first, last = c.counted(filepath.Join(c.logs, "next/app/0.log"))
+			return last > first+3
+		})
+		if first <= before {
+			t.Errorf("it goes on with %d, and was at %d", first, before)
+		}
+		if out, err := c.sync(id, 60, "hostname"); err != nil || string(out.GetStdout()) != "next\n" {
+			t.Errorf("its name: %v, %v", out, err)
+		}
+		if _, err := c.RemovePodSandbox(t.Context(), &cri.RemovePodSandboxRequest{PodSandboxId: r.GetPodSandboxId()}); err != nil {
+			t.Error(err)
+		}
+	})
 }

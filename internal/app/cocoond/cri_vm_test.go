@@ -10,6 +10,7 @@ import (
 	"strings"
 	"testing"
 
+	"golang.org/x/sys/unix"
 	"google.golang.org/grpc"
 	"google.golang.org/grpc/codes"
 	"google.golang.org/grpc/credentials/insecure"
@@ -86,7 +87,9 @@ func (c *criClient) run(p *cri.PodSandboxConfig) string {
 func scripted(name, script string, mounts ...*cri.Mount) *cri.ContainerConfig {
 	return &cri.ContainerConfig{
 		Metadata: &cri.ContainerMetadata{Name: name}, Image: &cri.ImageSpec{Image: demo}, Command: []string{"sh", "-c", script}, LogPath: name + "/0.log",
-		Mounts: mounts, Linux: &cri.LinuxContainerConfig{},
+		Mounts: mounts, Linux: &cri.LinuxContainerConfig{SecurityContext: &cri.LinuxContainerSecurityContext{
+			NamespaceOptions: &cri.NamespaceOption{Pid: cri.NamespaceMode_CONTAINER}, // as kubelets do
+		}},
 	}
 }
 
@@ -168,11 +171,24 @@ func (c *criClient) volumes(sandbox string, p *cri.PodSandboxConfig) {
 	if err := os.Symlink("..data/key", filepath.Join(root, "secret/key")); err != nil {
 		c.t.Fatal(err)
 	}
+	write("tree/file", "above\n")
+	write("other/file", "below\n")
+	for _, tree := range []string{"tree", "fixed"} {
+		sub := filepath.Join(root, tree, "sub")
+		if err := os.MkdirAll(sub, 0o755); err != nil {
+			c.t.Fatal(err)
+		}
+		if err := unix.Mount(filepath.Join(root, "other"), sub, "", unix.MS_BIND, ""); err != nil {
+			c.t.Fatal(err)
+		}
+	}
 	hosts, message := write("hosts", "10.0.0.9 friend\n"), write("message", "")
 	write("private/other", "of nobody's business\n")
 	id := c.create(sandbox, p, "volumes", "sleep 100000",
 		&cri.Mount{HostPath: filepath.Join(root, "secret"), ContainerPath: "/secret", Readonly: true}, &cri.Mount{HostPath: hosts, ContainerPath: "/etc/hosts"},
-		&cri.Mount{HostPath: filepath.Join(root, "empty"), ContainerPath: "/empty"}, &cri.Mount{HostPath: message, ContainerPath: "/dev/termination-log"})
+		&cri.Mount{HostPath: filepath.Join(root, "empty"), ContainerPath: "/empty"}, &cri.Mount{HostPath: message, ContainerPath: "/dev/termination-log"},
+		&cri.Mount{HostPath: filepath.Join(root, "tree"), ContainerPath: "/tree", Readonly: true},
+		&cri.Mount{HostPath: filepath.Join(root, "fixed"), ContainerPath: "/fixed", Readonly: true, RecursiveReadOnly: true})
 	c.begin(id)
 	sh := func(script string) string {
 		c.t.Helper()
@@ -191,6 +207,9 @@ func (c *criClient) volumes(sandbox string, p *cri.PodSandboxConfig) {
 	if got := sh("echo x >/secret/key && echo written"); strings.Contains(got, "written") {
 		c.t.Errorf("it wrote to a mount that is read-only: %q", got)
 	}
+	if got := sh("cat /tree/file /tree/sub/file /fixed/sub/file; echo x 2>/dev/null >/tree/x || echo fixed; echo x >/tree/sub/x && echo open; echo x 2>/dev/null >/fixed/sub/y || echo fixed"); got != "above\nbelow\nbelow\nfixed\nopen\nfixed\n" {
+		c.t.Errorf("what is mounted below a folder: %q", got)
+	}
 	write("secret/..2/key", "new\n")
 	point("..2")
 	c.until("the guest sees the new secret", func() bool { return sh("cat /secret/key") == "new\n" })
@@ -206,6 +225,11 @@ func (c *criClient) volumes(sandbox string, p *cri.PodSandboxConfig) {
 	}
 	if _, err := c.RemoveContainer(c.t.Context(), &cri.RemoveContainerRequest{ContainerId: id}); err != nil {
 		c.t.Error(err)
+	}
+	for _, tree := range []string{"tree", "fixed"} { // still there
+		if err := unix.Unmount(filepath.Join(root, tree, "sub"), 0); err != nil {
+			c.t.Errorf("the mount of the node: %v", err)
+		}
 	}
 	if b, err := os.ReadFile("/proc/self/mountinfo"); err != nil || strings.Contains(string(b), root) {
 		c.t.Errorf("a mount is left, or %v", err)
@@ -262,6 +286,23 @@ func TestVMKubelet(t *testing.T) {
 		return len(lines) == 2 && slices.Contains(lines, "stdout F out") && slices.Contains(lines, "stderr F err")
 	})
 
+	debugger := scripted("debugger", "exec sleep 100000")
+	debugger.Linux.SecurityContext.NamespaceOptions = &cri.NamespaceOption{Pid: cri.NamespaceMode_TARGET, TargetId: "cocoon-none"}
+	if _, err := c.CreateContainer(ctx, &cri.CreateContainerRequest{PodSandboxId: sandbox, Config: debugger, SandboxConfig: p}); status.Code(err) != codes.NotFound {
+		t.Errorf("the processes of an unknown container: %v", err)
+	}
+	debugger.Linux.SecurityContext.NamespaceOptions.TargetId = app
+	beside := c.createAs(sandbox, p, debugger)
+	c.begin(beside)
+	const counter = "grep -l 'ech[o] count' /proc/[0-9]*/cmdline"
+	for _, id := range []string{app, beside} {
+		if out, err := c.sync(id, 60, "sh", "-c", counter); err != nil || string(out.GetStdout()) != "/proc/1/cmdline\n" {
+			t.Errorf("%s sees %q, %v", id, out.GetStdout(), err)
+		}
+	}
+	if _, err := c.RemoveContainer(ctx, &cri.RemoveContainerRequest{ContainerId: beside}); err != nil {
+		t.Error(err)
+	}
 	if out, err := c.sync(app, 60, "sh", "-c", "hostname; echo wrong >&2; exit 3"); err != nil || string(out.GetStdout()) != "web\n" || string(out.GetStderr()) != "wrong\n" || out.GetExitCode() != 3 {
 		t.Errorf("got %v, %v", out, err)
 	}
@@ -277,9 +318,21 @@ func TestVMKubelet(t *testing.T) {
 	if l, err := c.ListContainers(ctx, &cri.ListContainersRequest{Filter: &cri.ContainerFilter{PodSandboxId: sandbox}}); err != nil || len(l.GetContainers()) != 2 {
 		t.Errorf("got %v, %v", l, err)
 	}
-	if s, err := c.ContainerStats(ctx, &cri.ContainerStatsRequest{ContainerId: app}); err != nil || s.GetStats().GetMemory().GetWorkingSetBytes().GetValue() == 0 {
+	if s, err := c.ContainerStats(ctx, &cri.ContainerStatsRequest{ContainerId: app}); err != nil || s.GetStats().GetMemory().GetWorkingSetBytes().GetValue() == 0 || s.GetStats().GetMemory().GetPsi() == nil {
 		t.Errorf("got %v, %v", s, err)
 	}
+	const size = 8 << 20
+	if out, err := c.sync(app, 60, "sh", "-c", fmt.Sprintf("head -c %d /dev/urandom >/written && sync", size)); err != nil || out.GetExitCode() != 0 {
+		t.Errorf("got %v, %v", out, err)
+	}
+	c.until("what the container has written is counted", func() bool {
+		s, err := c.ContainerStats(ctx, &cri.ContainerStatsRequest{ContainerId: app})
+		if err != nil {
+			t.Fatal(err)
+		}
+		used := s.GetStats().GetWritableLayer().GetUsedBytes().GetValue()
+		return used >= size && used < 2*size
+	})
 
 	c.crash()
 	c.serves()

@@ -14,6 +14,7 @@ import (
 	"cocoonstack.io/cocoon/internal/guest/link"
 	"cocoonstack.io/cocoon/internal/guestagent"
 	"cocoonstack.io/cocoon/internal/guestagent/boot"
+	"cocoonstack.io/cocoon/internal/guestagent/launch"
 	"cocoonstack.io/cocoon/internal/guestagent/machine"
 	"cocoonstack.io/cocoon/internal/guestagent/rooms"
 	"cocoonstack.io/cocoon/internal/guestagent/volumes"
@@ -27,6 +28,7 @@ const buttonGrace = 30 * time.Second
 
 // Run is the agent. As PID 1 it does not return: every way to end it powers the machine off.
 func Run(ctx context.Context, console io.Writer) error {
+	launch.Main() // this may be a copy of the agent that becomes a program
 	if os.Getpid() != 1 {
 		return serve(ctx, boot.Result{}, false)
 	}
@@ -71,6 +73,7 @@ func serve(ctx context.Context, booted boot.Result, init bool) error {
 			xfs = sync.OnceValue(booted.XFS)
 		}
 		keeper := volumes.New(volumes.Machine{HasDisk: booted.Disk != nil, XFS: xfs, Loop: sync.OnceValue(booted.Loop), NFS: sync.OnceValue(booted.NFS), Plug: plug, Run: run, Check: volumes.Checker(booted.Check, run)})
+		cfg.Links = sync.OnceValue(booted.Links)
 		cfg.Volumes, cfg.Rooms, disks = keeper, rooms.New(booted.Disk, plug), keeper.Disks
 	}
 	srv = guestagent.New(cfg, machine.New(init, booted.Disk, disks))

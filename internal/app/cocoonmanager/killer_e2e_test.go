@@ -35,25 +35,14 @@ type killer struct {
 
 func newKiller(t *testing.T, config *rest.Config) *killer {
 	t.Helper()
-	transport, err := rest.TransportFor(&rest.Config{Host: config.Host, TLSClientConfig: rest.TLSClientConfig{CAData: config.CAData}})
-	if err != nil {
-		t.Fatal(err)
-	}
-	target, err := url.Parse(config.Host)
-	if err != nil {
-		t.Fatal(err)
-	}
 	k := &killer{kills: map[string]int{}, limit: mostKills, fail: t.Errorf}
-	proxy := &httputil.ReverseProxy{
-		Rewrite:   func(r *httputil.ProxyRequest) { r.SetURL(target) },
-		Transport: outliving{transport}, FlushInterval: -1,
-		ModifyResponse: func(r *http.Response) error { k.wrote(r.Request, r.StatusCode); return nil },
-		ErrorHandler: func(w http.ResponseWriter, r *http.Request, err error) {
-			if r.Context().Err() == nil && !k.gone.Load() { // its manager is alive
-				t.Errorf("%s %s: %v", r.Method, r.URL, err)
-			}
-			w.WriteHeader(http.StatusBadGateway)
-		},
+	proxy := proxyTo(t, config)
+	proxy.ModifyResponse = func(r *http.Response) error { k.wrote(r.Request, r.StatusCode); return nil }
+	proxy.ErrorHandler = func(w http.ResponseWriter, r *http.Request, err error) {
+		if r.Context().Err() == nil && !k.gone.Load() { // its manager is alive
+			t.Errorf("%s %s: %v", r.Method, r.URL, err)
+		}
+		w.WriteHeader(http.StatusBadGateway)
 	}
 	k.server = httptest.NewTLSServer(http.HandlerFunc(func(w http.ResponseWriter, r *http.Request) {
 		if k.gone.Load() {
@@ -63,6 +52,24 @@ func newKiller(t *testing.T, config *rest.Config) *killer {
 	}))
 	t.Cleanup(k.server.Close)
 	return k
+}
+
+// proxyTo returns a proxy to an API server. Requests keep their credentials.
+func proxyTo(t *testing.T, config *rest.Config) *httputil.ReverseProxy {
+	t.Helper()
+	transport, err := rest.TransportFor(&rest.Config{Host: config.Host, TLSClientConfig: rest.TLSClientConfig{CAData: config.CAData}})
+	if err != nil {
+		t.Fatal(err)
+	}
+	target, err := url.Parse(config.Host)
+	if err != nil {
+		t.Fatal(err)
+	}
+	return &httputil.ReverseProxy{
+		Rewrite:   func(r *httputil.ProxyRequest) { r.SetURL(target) },
+		Transport: outliving{transport}, FlushInterval: -1,
+		ErrorHandler: func(w http.ResponseWriter, _ *http.Request, _ error) { w.WriteHeader(http.StatusBadGateway) },
+	}
 }
 
 // absence is how long the API server does not answer, unless COCOON_AWAY says it.

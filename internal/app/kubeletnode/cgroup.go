@@ -1,14 +1,12 @@
 package kubeletnode
 
 import (
-	"bufio"
 	"errors"
 	"fmt"
 	"io/fs"
 	"os"
 	"path/filepath"
 	"slices"
-	"strings"
 	"time"
 
 	"golang.org/x/sys/unix"
@@ -80,21 +78,4 @@ func remove(dir string) error {
 			return err
 		}
 	}
-}
-
-// MountsBelow returns mount points below a folder, the innermost first.
-func MountsBelow(dir string) []string {
-	var all []string
-	f, err := os.Open("/proc/self/mountinfo")
-	if err != nil {
-		return nil
-	}
-	defer f.Close()
-	for s := bufio.NewScanner(f); s.Scan(); {
-		if fields := strings.Fields(s.Text()); len(fields) > 4 && strings.HasPrefix(fields[4], dir+"/") {
-			all = append(all, fields[4])
-		}
-	}
-	slices.Reverse(all)
-	return all
 }

@@ -32,6 +32,7 @@ const (
 	restartFirst = time.Second
 	restartMost  = 30 * time.Second
 	steady       = time.Minute // a child that ran this long restarts with the shortest back-off
+	startTries   = 3           // a child that ended this often in a row does not start
 	maxLog       = 32 << 20    // size in bytes at which a child's log is rotated at the next start
 )
 
@@ -119,14 +120,17 @@ func (p *process) halt(c child, log *slog.Logger) {
 	}
 }
 
-// keep runs c until ctx ends, and restarts it with back-off when it ends by itself. started is closed when the first
-// process runs; ended receives the exit error of the first process, for a caller that waits until it is ready.
+// keep runs c until ctx ends, and restarts it with back-off when it ends by itself. A caller that waits until the child is ready
+// learns from ended that it does not start: it receives the exit error of the end number startTries in a row, because a busy
+// machine may fail the first start, or the error of a program that cannot be run. The channel has room for one.
 func (s *spawner) keep(ctx context.Context, c child, log *slog.Logger, ended chan<- error) {
 	pauses := backoff.ExponentialBackOff{InitialInterval: restartFirst, RandomizationFactor: 0.1, Multiplier: 2, MaxInterval: restartMost}
-	for first := true; ; first = false {
+	ends, told := 0, false
+	for {
 		began := time.Now()
 		p, err := s.run(c)
-		if err == nil {
+		runs := err == nil
+		if runs {
 			select {
 			case <-ctx.Done():
 				p.halt(c, log)
@@ -138,11 +142,13 @@ func (s *spawner) keep(ctx context.Context, c child, log *slog.Logger, ended cha
 		if err == nil {
 			err = errors.New("it ended without an error")
 		}
-		if first {
-			ended <- err
-		}
 		if time.Since(began) > steady {
 			pauses.Reset()
+			ends = 0
+		}
+		if ends++; !told && (ends == startTries || !runs) {
+			ended <- err
+			told = true
 		}
 		wait := pauses.NextBackOff()
 		log.Error("child ended, restarting it", "child", c.name, "err", err, "dur", wait)

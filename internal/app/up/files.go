@@ -75,6 +75,7 @@ func controlPlaneConfig(l layout, p pki, s Settings) object {
 			},
 			"signing": pair("ca"),
 		},
+		"etcd":              object{"extraArgs": s.extraArgs("etcd")},
 		"apiServer":         object{"extraArgs": s.extraArgs("apiServer")},
 		"controllerManager": object{"kubeconfig": l.config("controller-manager.kubeconfig"), "extraArgs": s.extraArgs("controllerManager")},
 		"scheduler":         object{"kubeconfig": l.config("scheduler.kubeconfig"), "extraArgs": s.extraArgs("scheduler")},

@@ -177,13 +177,13 @@ func (o Options) check() error {
 	}
 	for _, text := range o.ExtraConfig {
 		if !extraConfigRE.MatchString(text) {
-			return errdefs.Invalidf("--extra-config %q must be COMPONENT.FLAG=VALUE; COMPONENT must be one of: apiServer, controllerManager, scheduler", text)
+			return errdefs.Invalidf("--extra-config %q must be COMPONENT.FLAG=VALUE; COMPONENT must be one of: etcd, apiServer, controllerManager, scheduler", text)
 		}
 	}
 	return nil
 }
 
-var extraConfigRE = regexp.MustCompile(`^(apiServer|controllerManager|scheduler)\.([a-z0-9-]+)=(.*)$`)
+var extraConfigRE = regexp.MustCompile(`^(etcd|apiServer|controllerManager|scheduler)\.([a-z0-9-]+)=(.*)$`)
 
 // extraArgs are the user's flags for one component. Preconditions: s was checked.
 func (s Settings) extraArgs(component string) map[string]string {

@@ -18,7 +18,7 @@ import (
 	"cocoonstack.io/cocoon/internal/vm"
 )
 
-// Container returns a container that is to be added to a sandbox, with that name in the VM. Its volumes are those that Dirs returns.
+// Container returns a container that is to be added to a sandbox, with that name in the VM. Mounted, Filtered and PIDsOf complete it.
 // Errors: InvalidArgument if a VM cannot have such a container.
 func Container(c *cri.ContainerConfig, name string) (vm.Container, error) {
 	what := c.GetMetadata().GetName()
@@ -35,8 +35,25 @@ func Container(c *cri.ContainerConfig, name string) (vm.Container, error) {
 	return vm.Container{
 		Name: name, Image: c.GetImage().GetImage(), Kind: vm.ContainerEphemeral, Manual: true,
 		Process: process(c), Resources: Resources(nil, c.GetLinux().GetResources()),
+		PIDs:   vm.PIDs{Own: pidMode(c) == cri.NamespaceMode_CONTAINER},
 		Labels: map[string]string{contract.VMLabelCRIContainer: string(text)},
 	}, nil
+}
+
+func pidMode(c *cri.ContainerConfig) cri.NamespaceMode {
+	return c.GetLinux().GetSecurityContext().GetNamespaceOptions().GetPid()
+}
+
+// PIDsOf returns the id of the container whose processes another one is to see; "": it sees its own or those of all.
+// Errors: InvalidArgument if the configuration names none.
+func PIDsOf(c *cri.ContainerConfig) (id string, err error) {
+	if pidMode(c) != cri.NamespaceMode_TARGET {
+		return "", nil
+	}
+	if id = c.GetLinux().GetSecurityContext().GetNamespaceOptions().GetTargetId(); id == "" {
+		err = errdefs.Invalidf("container %s is to see the processes of another one, and its configuration does not name that", c.GetMetadata().GetName())
+	}
+	return id, err
 }
 
 // shown returns what CRI wants to see again of the configuration. Its environment, which may be secret, is not part of that.
@@ -53,14 +70,15 @@ func containable(c *cri.ContainerConfig) error {
 		return errdefs.Invalidf("a VM has no device of the node, so not %s either; remove it", c.GetCDIDevices()[0].GetName())
 	case sc.GetRunAsGroup() != nil && sc.GetRunAsUser() == nil && sc.GetRunAsUsername() == "":
 		return errdefs.Invalidf("a group is given without a user; give the user, too")
-	case sc.GetSeccomp().GetProfileType() == cri.SecurityProfile_Localhost:
-		return errdefs.Invalidf("the seccomp profile %q is a file of the node, which a guest does not have; use RuntimeDefault", sc.GetSeccomp().GetLocalhostRef())
 	case sc.GetApparmor().GetProfileType() == cri.SecurityProfile_Localhost:
 		return errdefs.Invalidf("the AppArmor profile %q is one of the node's kernel, and the guest has its own; use Unconfined", sc.GetApparmor().GetLocalhostRef())
 	}
 	for _, m := range c.GetMounts() {
 		if m.GetPropagation() != cri.MountPropagation_PROPAGATION_PRIVATE {
 			return errdefs.Invalidf("mount %s: mounts do not propagate between the node and a VM; use None", m.GetContainerPath())
+		}
+		if m.GetRecursiveReadOnly() && !m.GetReadonly() {
+			return errdefs.Invalidf("mount %s: it is to be read-only with all that is mounted below it, but not itself; make it read-only", m.GetContainerPath())
 		}
 	}
 	return nil

@@ -197,6 +197,36 @@ func TestContainer(t *testing.T) {
 	}
 }
 
+// TestProcesses: a container sees the processes of its pod, its own, or those of another container.
+func TestProcesses(t *testing.T) {
+	for _, tt := range []struct {
+		options *cri.NamespaceOption
+		own     bool
+		of      string
+		refused bool
+	}{
+		{options: nil},
+		{options: &cri.NamespaceOption{Pid: cri.NamespaceMode_POD, TargetId: "x"}},
+		{options: &cri.NamespaceOption{Pid: cri.NamespaceMode_CONTAINER}, own: true},
+		{options: &cri.NamespaceOption{Pid: cri.NamespaceMode_TARGET, TargetId: "x"}, of: "x"},
+		{options: &cri.NamespaceOption{Pid: cri.NamespaceMode_TARGET}, refused: true},
+	} {
+		config := container()
+		config.Linux.SecurityContext.NamespaceOptions = tt.options
+		c, err := convert.Container(config, "name")
+		if err != nil {
+			t.Fatal(err)
+		}
+		of, err := convert.PIDsOf(config)
+		if c.PIDs != (vm.PIDs{Own: tt.own}) || of != tt.of || errdefs.IsInvalid(err) != tt.refused {
+			t.Errorf("%v: %+v, %q, %v", tt.options, c.PIDs, of, err)
+		}
+		if b := convert.Booting(c); b.PIDs != (vm.PIDs{}) {
+			t.Errorf("%v: a container that boots itself has %+v", tt.options, b.PIDs)
+		}
+	}
+}
+
 // TestNumbers: stats and metrics of a pod have those of its running containers, and each metric has a value for each key of its description.
 func TestNumbers(t *testing.T) {
 	spec, _, err := convert.Sandbox(pod(), "cocoon", node)
@@ -210,15 +240,32 @@ func TestNumbers(t *testing.T) {
 	ended := made.Clone()
 	ended.Name = "ended"
 	r := vm.Record{ID: vm.NewID(), Spec: spec, Ephemeral: []vm.Ephemeral{
-		{Spec: made, Record: vm.ContainerRecord{Status: vm.ContainerStatus{State: vm.ContainerRunning}}},
+		{Spec: made, Record: vm.ContainerRecord{Status: vm.ContainerStatus{State: vm.ContainerRunning, StartedAt: time.Unix(40, 0)}}},
 		{Spec: ended, Record: vm.ContainerRecord{Status: vm.ContainerStatus{State: vm.ContainerTerminated}}},
 	}}
-	st := guest.Stats{CPUSeconds: 3.5, MemoryUsed: 100, NetworkRxBytes: 7, NetworkTxBytes: 8, Processes: 4, Containers: []guest.ContainerStats{{Name: "name", CPUSeconds: 2.5, Memory: 60}, {Name: "ended"}}}
+	st := guest.Stats{CPUSeconds: 3.5, MemoryUsed: 100, NetworkRxBytes: 7, NetworkTxBytes: 8, Processes: 4, Containers: []guest.ContainerStats{
+		{
+			Name: "name", CPUSeconds: 2.5, Memory: 60, MemoryTotal: 70, Anonymous: 50, PageFaults: 9, MajorFaults: 1, Written: &guest.DiskUse{Bytes: 4096, Inodes: 3},
+			Pressure: guest.Pressure{Memory: &guest.Stall{Some: guest.Waits{Total: time.Second, Avg10: 1.5}}, IO: &guest.Stall{}},
+		},
+		{Name: "ended"},
+	}}
 	at := time.Unix(50, 0)
-	s := convert.SandboxStats(r, st, at).GetLinux()
+	s := convert.SandboxStats(r, st, "/store", at).GetLinux()
 	if s.GetCpu().GetUsageCoreNanoSeconds().GetValue() != 3_500_000_000 || s.GetMemory().GetWorkingSetBytes().GetValue() != 100 || s.GetNetwork().GetDefaultInterface().GetTxBytes().GetValue() != 8 || s.GetProcess().GetProcessCount().GetValue() != 4 ||
 		len(s.GetContainers()) != 1 || s.GetContainers()[0].GetCpu().GetUsageCoreNanoSeconds().GetValue() != 2_500_000_000 || s.GetContainers()[0].GetMemory().GetTimestamp() != at.UnixNano() {
 		t.Errorf("got %v", s)
+	}
+	c := s.GetContainers()[0]
+	if mem, w := c.GetMemory(), c.GetWritableLayer(); mem.GetUsageBytes().GetValue() != 70 || mem.GetRssBytes().GetValue() != 50 || mem.GetMajorPageFaults().GetValue() != 1 || mem.GetAvailableBytes().GetValue() != 64<<20-60 ||
+		w.GetUsedBytes().GetValue() != 4096 || w.GetInodesUsed().GetValue() != 3 || w.GetFsId().GetMountpoint() != "/store" {
+		t.Errorf("got %v", c)
+	}
+	if p := c.GetMemory().GetPsi().GetSome(); p.GetTotal() != 1e9 || p.GetAvg10() != 1.5 || c.GetIo().GetPsi() == nil || c.GetCpu().GetPsi() != nil || s.GetIo() != nil {
+		t.Errorf("the time that programs wait: %v", c)
+	}
+	if b := convert.ContainerStats(r, r.Ephemeral[1], guest.Stats{}, "", at); b.GetCpu() != nil || b.GetWritableLayer() != nil {
+		t.Errorf("of a container of which the guest tells nothing: %v", b)
 	}
 	keys := map[string]int{}
 	for _, d := range convert.MetricDescriptors() {
@@ -232,6 +279,17 @@ func TestNumbers(t *testing.T) {
 		if len(one.GetLabelValues()) != keys[one.GetName()] || one.GetLabelValues()[0] != "web" || one.GetLabelValues()[1] != "shop" {
 			t.Errorf("got %v, want %d labels", one, keys[one.GetName()])
 		}
+	}
+	values := map[string]uint64{}
+	for _, one := range m.GetContainerMetrics()[0].GetMetrics() {
+		values[one.GetName()] += one.GetValue().GetValue()
+	}
+	want := map[string]uint64{
+		"container_cpu_usage_seconds_total": 2, "container_memory_working_set_bytes": 60, "container_memory_usage_bytes": 70, "container_memory_rss": 50,
+		"container_memory_failures_total": 9 + 1, "container_fs_usage_bytes": 4096, "container_spec_memory_limit_bytes": 64 << 20, "container_start_time_seconds": 40,
+	}
+	if d := diff.Of(want, values); d != "" {
+		t.Error(d)
 	}
 }
 
@@ -275,9 +333,6 @@ func TestRefusedContainers(t *testing.T) {
 			c.Mounts = []*cri.Mount{{ContainerPath: "/m", Propagation: cri.MountPropagation_PROPAGATION_BIDIRECTIONAL}}
 		},
 		"group alone": func(c *cri.ContainerConfig) { c.Linux.SecurityContext.RunAsUser = nil },
-		"seccomp file": func(c *cri.ContainerConfig) {
-			c.Linux.SecurityContext.Seccomp.ProfileType = cri.SecurityProfile_Localhost
-		},
 		"AppArmor": func(c *cri.ContainerConfig) {
 			c.Linux.SecurityContext.Apparmor = &cri.SecurityProfile{ProfileType: cri.SecurityProfile_Localhost}
 		},
@@ -339,4 +394,29 @@ func FuzzConfig(f *testing.F) {
 			t.Errorf("container %v became %v", &c, convert.ContainerStatus(r, e))
 		}
 	})
+}
+
+func TestMappable(t *testing.T) {
+	one := []*cri.IDMapping{{HostId: 100000, Length: 65536}}
+	for what, tt := range map[string]struct {
+		u  *cri.UserNamespace
+		ok bool
+	}{
+		"none":          {nil, true},
+		"of the node":   {&cri.UserNamespace{Mode: cri.NamespaceMode_NODE}, true},
+		"of the pod":    {&cri.UserNamespace{Mode: cri.NamespaceMode_POD, Uids: one, Gids: one}, true},
+		"container":     {&cri.UserNamespace{Mode: cri.NamespaceMode_CONTAINER}, false},
+		"target":        {&cri.UserNamespace{Mode: cri.NamespaceMode_TARGET}, false},
+		"two mappings":  {&cri.UserNamespace{Uids: append(one, one...), Gids: one}, false},
+		"no groups":     {&cri.UserNamespace{Uids: one}, false},
+		"not from 0 on": {&cri.UserNamespace{Uids: one, Gids: []*cri.IDMapping{{ContainerId: 1, HostId: 1, Length: 1}}}, false},
+	} {
+		c := &cri.PodSandboxConfig{Metadata: &cri.PodSandboxMetadata{Name: "a", Namespace: "b", Uid: "c"}, Linux: &cri.LinuxPodSandboxConfig{
+			SecurityContext: &cri.LinuxSandboxSecurityContext{NamespaceOptions: &cri.NamespaceOption{UsernsOptions: tt.u}},
+		}}
+		_, _, err := convert.Sandbox(c, "cocoon", convert.Node{CPUs: 1, Memory: 1 << 28})
+		if tt.ok && err != nil || !tt.ok && !errdefs.Is(err, errdefs.InvalidArgument) {
+			t.Errorf("%s: %v", what, err)
+		}
+	}
 }

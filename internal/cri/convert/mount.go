@@ -13,8 +13,9 @@ import (
 
 // Source is what is at the path of a mount on the node.
 type Source struct {
-	Path string // without symbolic links
-	File bool   // a regular file; otherwise a folder
+	Path  string // without symbolic links
+	File  bool   // a regular file; otherwise a folder
+	Below bool   // something is mounted below the folder
 }
 
 // Finds are what finds the things that a configuration names. Their errors are passed on.
@@ -22,6 +23,8 @@ type Finds struct {
 	Path   func(path string) (Source, error)           // what is at a path of the node
 	Device func(path string) (real string, err error)  // a block device of the node, without symbolic links; "": it is something else
 	Image  func(*cri.ImageSpec) (id string, err error) // in our store
+
+	Profile func(path string) (text []byte, err error) // a seccomp profile of the node
 }
 
 // Mounted returns c with the mounts and the devices of a configuration.
@@ -49,7 +52,7 @@ func Mounted(c vm.Container, from *cri.ContainerConfig, find Finds) (vm.Containe
 			c.MessagePath = target // the guest has a /dev of its own; a kubelet puts the file for the message of the end there
 			continue
 		}
-		v := vm.Volume{Name: fmt.Sprintf("m%d", i), Kind: vm.VolumeDir, Dir: &vm.HostDir{Path: at.Path, ReadOnly: m.GetReadonly(), File: at.File, Trusted: true}}
+		v := vm.Volume{Name: fmt.Sprintf("m%d", i), Kind: vm.VolumeDir, Dir: &vm.HostDir{Path: at.Path, ReadOnly: m.GetReadonly(), File: at.File, Trusted: true, Below: at.Below, ReadOnlyBelow: at.Below && m.GetRecursiveReadOnly()}}
 		mount := vm.Mount{Volume: v.Name, Path: path.Clean(m.GetContainerPath()), ReadOnly: m.GetReadonly()}
 		if at.File {
 			mount.SubPath = vm.DirFile

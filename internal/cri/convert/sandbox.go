@@ -78,6 +78,23 @@ func possible(l *cri.LinuxPodSandboxConfig) error {
 			return errdefs.Invalidf("a VM has no %s, because it has a kernel of its own; remove %s, or the runtimeClassName of the pod", asked.what, asked.what)
 		}
 	}
+	return mappable(ns.GetUsernsOptions())
+}
+
+// mappable refuses a mapping of users that no pod can have. A possible one has no effect: the users of a VM are none of the node, and the files of its
+// mounts have the owners in it that they have in a container with a mapping.
+func mappable(u *cri.UserNamespace) error {
+	switch {
+	case u == nil || u.GetMode() == cri.NamespaceMode_NODE:
+		return nil
+	case u.GetMode() != cri.NamespaceMode_POD:
+		return errdefs.Invalidf("the users of a pod cannot be those of mode %s; use POD or NODE", u.GetMode())
+	}
+	for _, m := range [][]*cri.IDMapping{u.GetUids(), u.GetGids()} {
+		if len(m) != 1 || m[0].GetContainerId() != 0 || m[0].GetLength() == 0 {
+			return errdefs.Invalidf("the users and the groups of a pod have one mapping each, from 0 on")
+		}
+	}
 	return nil
 }
 
@@ -154,9 +171,10 @@ func Config(r vm.Record) *cri.PodSandboxConfig {
 	return &c
 }
 
-// Ready reports whether the sandbox has its network and can have containers.
+// Ready reports whether the sandbox has its network and can have containers. One whose guest was a container that has ended can have another one.
 func Ready(r vm.Record) bool {
-	return (r.State == vm.StateRunning || r.State == vm.StateCreated) && len(r.NICs) > 0
+	again := r.State == vm.StateStopped && r.BootContainer != "" && r.Reason != vm.ReasonLost
+	return (r.State == vm.StateRunning || r.State == vm.StateCreated || again) && len(r.NICs) > 0
 }
 
 func sandboxState(r vm.Record) cri.PodSandboxState {
@@ -185,6 +203,9 @@ func SandboxStatus(r vm.Record) *cri.PodSandboxStatus {
 	}
 	return s
 }
+
+// Address returns the first address of the pod; "": it has none.
+func Address(r vm.Record) string { return network(r).GetIp() }
 
 // network returns the addresses of the pod, that of its guest's first interface first.
 func network(r vm.Record) *cri.PodSandboxNetworkStatus {

@@ -9,9 +9,9 @@ import (
 	"errors"
 	"fmt"
 	"io"
-	"io/fs"
 	"os"
 	"path/filepath"
+	"strconv"
 	"sync"
 	"time"
 
@@ -156,20 +156,68 @@ func lastTime(text []byte) time.Time {
 	return at
 }
 
-// rotated returns the time of the last line of the newest file that a kubelet renamed: PATH.TIMESTAMP, not yet compressed.
+// rotated returns the time of the last line of the newest file that a kubelet renamed.
 func rotated(path string) (time.Time, error) {
-	names, err := filepath.Glob(path + ".[0-9]*[0-9]")
-	if err != nil || len(names) == 0 {
+	old := newest(path)
+	if old == nil {
 		return time.Time{}, nil
-	}
-	old, err := os.Open(names[len(names)-1]) // Glob sorts, and the kubelet's timestamps sort by time
-	if errors.Is(err, fs.ErrNotExist) {
-		return time.Time{}, nil
-	}
-	if err != nil {
-		return time.Time{}, fmt.Errorf("read rotated log: %w", err)
 	}
 	defer old.Close()
 	_, tail, err := (&File{path: path, f: old}).tail()
 	return lastTime(tail), err
+}
+
+// newest opens the newest file that a kubelet renamed: PATH.TIMESTAMP, not yet compressed. nil: there is none that can be read.
+func newest(path string) *os.File {
+	names, err := filepath.Glob(path + ".[0-9]*[0-9]")
+	if err != nil || len(names) == 0 {
+		return nil
+	}
+	old, err := os.Open(names[len(names)-1]) // Glob sorts, and the kubelet's timestamps sort by time
+	if err != nil {
+		return nil
+	}
+	return old
+}
+
+// markName is the extended attribute with the mark of a log.
+const markName = "user.cocoon.read"
+
+// SetMark keeps how far the source of the log was read, in bytes, with the file. A file system without extended attributes keeps nothing.
+func (l *File) SetMark(at int64) error {
+	l.mu.Lock()
+	defer l.mu.Unlock()
+	err := unix.Fsetxattr(int(l.f.Fd()), markName, strconv.AppendInt(nil, at, 10), 0)
+	if err != nil && !errors.Is(err, unix.ENOTSUP) {
+		return fmt.Errorf("mark log %s: %w", l.path, err)
+	}
+	return nil
+}
+
+// Mark returns what SetMark has kept: with this file or, if that has none, with the one that was renamed last. 0: nothing.
+func (l *File) Mark() int64 {
+	l.mu.Lock()
+	defer l.mu.Unlock()
+	if at := mark(l.f); at > 0 {
+		return at
+	}
+	old := newest(l.path)
+	if old == nil {
+		return 0
+	}
+	defer old.Close()
+	return mark(old)
+}
+
+func mark(f *os.File) int64 {
+	text := make([]byte, 20)
+	n, err := unix.Fgetxattr(int(f.Fd()), markName, text)
+	if err != nil {
+		return 0
+	}
+	at, err := strconv.ParseInt(string(text[:n]), 10, 64)
+	if err != nil {
+		return 0
+	}
+	return at
 }

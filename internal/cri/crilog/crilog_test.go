@@ -9,6 +9,7 @@ import (
 
 	"cocoonstack.io/cocoon/internal/cri/crilog"
 	"cocoonstack.io/cocoon/internal/testkit/diff"
+	"cocoonstack.io/cocoon/internal/testkit/need"
 )
 
 var noon = time.Date(2026, 11, 27, 12, 0, 0, 5, time.UTC)
@@ -111,5 +112,31 @@ func TestNoLink(t *testing.T) {
 	}
 	if _, err := crilog.Open(filepath.Join(dir, "0.log")); err == nil {
 		t.Error("it was opened")
+	}
+}
+
+// TestMark: how far a source was read is known after a restart, also if the log was renamed just before.
+func TestMark(t *testing.T) {
+	path := filepath.Join(t.TempDir(), "0.log")
+	f := open(t, path)
+	if at := f.Mark(); at != 0 {
+		t.Errorf("a new log has the mark %d", at)
+	}
+	for _, at := range []int64{7, 1 << 40} {
+		if err := f.SetMark(at); err != nil {
+			t.Fatal(err)
+		}
+	}
+	if f.Mark() == 0 {
+		need.Missing(t, "a folder for temporary files on a file system with extended attributes, such as ext4")
+	}
+	if at := open(t, path).Mark(); at != 1<<40 {
+		t.Errorf("after a restart the mark is %d", at)
+	}
+	if err := os.Rename(path, path+".20261128-120000"); err != nil {
+		t.Fatal(err)
+	}
+	if at := open(t, path).Mark(); at != 1<<40 {
+		t.Errorf("after the log was renamed, the mark is %d", at)
 	}
 }

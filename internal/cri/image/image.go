@@ -42,16 +42,16 @@ func (s *Service) Has(ctx context.Context, spec *cri.ImageSpec) bool {
 	return err == nil
 }
 
-// Ensure returns the id of the image that a container of a namespace names. One that is missing is pulled without credentials: a
+// Ensure returns the image that a container of a namespace names. One that is missing is pulled without credentials: a
 // kubelet that cannot tell which runtime an image is for finds it at containerd, and does not pull it (feature gate
 // RuntimeClassInImageCriApi). It then passes the id that containerd knows, and the name that the pod has.
-func (s *Service) Ensure(ctx context.Context, namespace string, spec *cri.ImageSpec) (string, error) {
+func (s *Service) Ensure(ctx context.Context, namespace string, spec *cri.ImageSpec) (image.Image, error) {
 	img, err := s.store.Get(ctx, spec.GetImage())
 	if errdefs.IsNotFound(err) {
 		name := cmp.Or(spec.GetUserSpecifiedImage(), spec.GetImage())
 		img, err = s.store.Pull(vm.OnBehalf(ctx, vm.Owner{Namespace: namespace}), image.PullRequest{Name: name, Policy: image.PullIfNotPresent}, nil)
 	}
-	return img.ID, err
+	return img, err
 }
 
 // PullImage fetches an image on behalf of the namespace of the pod.

@@ -127,10 +127,10 @@ func TestPull(t *testing.T) {
 func TestEnsure(t *testing.T) {
 	st := two()
 	s := service.New(st, "")
-	if id, err := s.Ensure(t.Context(), "shop", &cri.ImageSpec{Image: "web:latest"}); err != nil || id != "sha256:bb" || len(st.pulled) != 0 {
-		t.Errorf("got %q, %v, pulled %v", id, err, st.pulled)
+	if img, err := s.Ensure(t.Context(), "shop", &cri.ImageSpec{Image: "web:latest"}); err != nil || img.ID != "sha256:bb" || len(st.pulled) != 0 {
+		t.Errorf("got %q, %v, pulled %v", img.ID, err, st.pulled)
 	}
-	if id, err := s.Ensure(t.Context(), "shop", &cri.ImageSpec{Image: "sha256:theirs", UserSpecifiedImage: "busybox"}); err != nil || id != "sha256:cc" || st.pulled[0].Name != "busybox" || st.owners[0] != "shop" {
-		t.Errorf("got %q, %v, pulled %v", id, err, st.pulled)
+	if img, err := s.Ensure(t.Context(), "shop", &cri.ImageSpec{Image: "sha256:theirs", UserSpecifiedImage: "busybox"}); err != nil || img.ID != "sha256:cc" || st.pulled[0].Name != "busybox" || st.owners[0] != "shop" {
+		t.Errorf("got %q, %v, pulled %v", img.ID, err, st.pulled)
 	}
 }

@@ -7,6 +7,7 @@ import (
 	"io"
 	"os"
 	"path/filepath"
+	"reflect"
 	"slices"
 	"strings"
 	"time"
@@ -157,7 +158,8 @@ func (s *Service) dropCheckpoints(ctx context.Context) {
 	}
 }
 
-// RestorePod makes a sandbox from a checkpoint. Its containers are created, and go on where they were when they are started.
+// RestorePod makes a sandbox from a checkpoint. Its containers are created, and go on where they were when they are started. A second call for the same
+// attempt returns the same sandbox, as long as its containers have not been started.
 // Errors: InvalidArgument; FailedPrecondition if the containers are not those of the checkpoint, or their images, commands, users or mounts differ;
 // NotFound for a checkpoint of another namespace; DataLoss.
 func (s *Service) RestorePod(ctx context.Context, req *cri.RestorePodRequest) (*cri.RestorePodResponse, error) {
@@ -188,6 +190,9 @@ func (s *Service) RestorePod(ctx context.Context, req *cri.RestorePodRequest) (*
 		out.RestoredContainers = append(out.RestoredContainers, &cri.RestoredContainer{Name: config.GetMetadata().GetName()})
 	}
 	r, err := s.engine.CloneSandbox(vm.OnBehalf(ctx, owner), c)
+	if errdefs.IsAlreadyExists(err) {
+		r, err = s.restoredBefore(vm.OnBehalf(ctx, owner), x, c)
+	}
 	if err != nil {
 		return nil, err
 	}
@@ -204,6 +209,23 @@ func (s *Service) RestorePod(ctx context.Context, req *cri.RestorePodRequest) (*
 	return out, nil
 }
 
+// restoredBefore returns the sandbox that an earlier call has made of x for c, whose caller may not have heard of it.
+// Errors: AlreadyExists if it is another one, or goes on already.
+func (s *Service) restoredBefore(ctx context.Context, x snapshot.Snapshot, c vm.SandboxClone) (vm.Record, error) {
+	r, err := s.engine.Inspect(ctx, c.Spec.Name)
+	if err != nil {
+		return r, err
+	}
+	waits := func(e vm.Ephemeral) bool { return e.Record.Status.State == vm.ContainerCreated }
+	same := convert.IsSandbox(r) && convert.Ready(r) && r.Snapshot == x.ID && len(r.Ephemeral) == len(c.Containers) && !slices.ContainsFunc(c.Containers, func(want vm.Container) bool {
+		return !slices.ContainsFunc(r.Ephemeral, func(e vm.Ephemeral) bool { return e.Spec.Name == want.Name && waits(e) })
+	})
+	if !same {
+		return r, errdefs.Existsf("the sandbox of the attempt exists, and is not a restored one that waits for its start; remove it first")
+	}
+	return r, nil
+}
+
 // restored returns the container of x that config is about, with the settings of config.
 // Errors: FailedPrecondition if config is about another program.
 func (s *Service) restored(ctx context.Context, owner vm.Owner, x snapshot.Snapshot, config *cri.ContainerConfig) (vm.Container, error) {
@@ -218,18 +240,23 @@ func (s *Service) restored(ctx context.Context, owner vm.Owner, x snapshot.Snaps
 	if err != nil {
 		return c, err
 	}
-	image := func(i *cri.ImageSpec) (string, error) { return s.images.Ensure(ctx, owner.Namespace, i) }
-	if c, err = convert.Mounted(c, config, convert.Finds{Path: source, Device: device, Image: image}); err != nil {
+	if c, err = s.completed(ctx, owner.Namespace, c, config); err != nil {
 		return c, err
 	}
-	if c.Image, err = image(config.GetImage()); err != nil {
+	img, err := s.images.Ensure(ctx, owner.Namespace, config.GetImage())
+	if err != nil {
 		return c, err
 	}
+	c.Image = img.ID
 	switch p, had := c.Process, was.Spec.Process; { // variables may hold the address and the uid of the pod, which are others now
 	case c.Image != was.Record.ImageDigest:
 		return c, errdefs.Preconditionf("it runs image %s in the checkpoint, and is to run %s; use the same image", was.Record.ImageDigest, c.Image)
 	case !slices.Equal(p.Entrypoint, had.Entrypoint) || !slices.Equal(p.Args, had.Args) || p.WorkDir != had.WorkDir || p.User != had.User || p.TTY != had.TTY || p.Stdin != had.Stdin:
 		return c, errdefs.Preconditionf("it runs another command, in another folder, by another user or with another input in the checkpoint; use the same")
+	case c.PIDs.Own != was.Spec.PIDs.Own:
+		return c, errdefs.Preconditionf("it sees other processes in the checkpoint; set shareProcessNamespace as it was")
+	case !reflect.DeepEqual(p.Security.Filters(), had.Security.Filters()):
+		return c, errdefs.Preconditionf("its system calls are filtered otherwise in the checkpoint; use the same seccomp profile")
 	}
 	return c, nil
 }

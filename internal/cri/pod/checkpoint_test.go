@@ -8,12 +8,15 @@ import (
 	"os"
 	"path/filepath"
 	"slices"
+	"strings"
 	"testing"
 
+	"golang.org/x/sys/unix"
 	cri "k8s.io/cri-api/pkg/apis/runtime/v1"
 
 	"cocoonstack.io/cocoon/internal/cri/convert"
 	"cocoonstack.io/cocoon/internal/errdefs"
+	"cocoonstack.io/cocoon/internal/image"
 	"cocoonstack.io/cocoon/internal/snapshot"
 	"cocoonstack.io/cocoon/internal/vm"
 )
@@ -72,8 +75,8 @@ func (e *saver) Remove(context.Context, string, bool) error {
 
 type anyImage struct{}
 
-func (anyImage) Ensure(_ context.Context, _ string, i *cri.ImageSpec) (string, error) {
-	return i.GetImage(), nil
+func (anyImage) Ensure(_ context.Context, _ string, i *cri.ImageSpec) (image.Image, error) {
+	return image.Image{ID: i.GetImage(), Type: vm.ImageOCI}, nil
 }
 
 func podOf(t *testing.T, namespace string) (vm.Spec, *cri.PodSandboxConfig) {
@@ -96,6 +99,16 @@ func app(state vm.ContainerState) vm.Ephemeral {
 
 func appConfig() *cri.ContainerConfig {
 	return &cri.ContainerConfig{Metadata: &cri.ContainerMetadata{Name: "app"}, Image: &cri.ImageSpec{Image: "sha256:1"}, Command: []string{"run"}}
+}
+
+func localhost(profile string) *cri.LinuxContainerConfig {
+	return &cri.LinuxContainerConfig{SecurityContext: &cri.LinuxContainerSecurityContext{
+		Seccomp: &cri.SecurityProfile{ProfileType: cri.SecurityProfile_Localhost, LocalhostRef: profile},
+	}}
+}
+
+func processes(mode cri.NamespaceMode, of string) *cri.LinuxContainerConfig {
+	return &cri.LinuxContainerConfig{SecurityContext: &cri.LinuxContainerSecurityContext{NamespaceOptions: &cri.NamespaceOption{Pid: mode, TargetId: of}}}
 }
 
 func serviceOf(e Engine) *Service {
@@ -136,6 +149,10 @@ func TestRestorePodRefuses(t *testing.T) {
 	ended := up
 	ended.State = vm.StateStopped
 	const none = errdefs.Class(-1)
+	deny := filepath.Join(t.TempDir(), "deny.json")
+	if err := os.WriteFile(deny, []byte(`{"defaultAction": "SCMP_ACT_ALLOW", "syscalls": [{"names": ["chmod"], "action": "SCMP_ACT_ERRNO"}]}`), 0o600); err != nil {
+		t.Fatal(err)
+	}
 	for what, tt := range map[string]struct {
 		change func(*cri.RestorePodRequest, *saver)
 		class  errdefs.Class
@@ -151,6 +168,23 @@ func TestRestorePodRefuses(t *testing.T) {
 		"one that has ended": {func(_ *cri.RestorePodRequest, e *saver) {
 			e.inDir.Record.Ephemeral = []vm.Ephemeral{app(vm.ContainerTerminated)}
 		}, errdefs.FailedPrecondition},
+		"another filter": {func(r *cri.RestorePodRequest, _ *saver) {
+			r.ContainerConfigs[0].Linux = &cri.LinuxContainerConfig{SecurityContext: &cri.LinuxContainerSecurityContext{Seccomp: &cri.SecurityProfile{}}}
+		}, errdefs.FailedPrecondition},
+		"processes of its own": {func(r *cri.RestorePodRequest, _ *saver) {
+			r.ContainerConfigs[0].Linux = processes(cri.NamespaceMode_CONTAINER, "")
+		}, errdefs.FailedPrecondition},
+		"a profile of the node": {func(r *cri.RestorePodRequest, _ *saver) {
+			r.ContainerConfigs[0].Linux = localhost(deny)
+		}, errdefs.FailedPrecondition},
+		"the same profile": {func(r *cri.RestorePodRequest, e *saver) {
+			r.ContainerConfigs[0].Linux = localhost(deny)
+			had := app(vm.ContainerRunning)
+			had.Spec.Process.Security.SystemCalls = &vm.SystemCalls{
+				Default: vm.CallAction{Do: vm.CallAllow}, Rules: []vm.CallRule{{Calls: []string{"chmod"}, Action: vm.CallAction{Do: vm.CallErrno, Data: 1}}},
+			}
+			e.inDir.Record.Ephemeral = []vm.Ephemeral{had}
+		}, none},
 		"the guest ends": {func(_ *cri.RestorePodRequest, e *saver) { e.ready = ended }, errdefs.FailedPrecondition},
 	} {
 		e := &saver{inDir: saved, ready: up}
@@ -168,6 +202,30 @@ func TestRestorePodRefuses(t *testing.T) {
 		}
 		if removed := len(e.done) > 0; removed != (what == "the guest ends") {
 			t.Errorf("%s: removed %v", what, removed)
+		}
+	}
+}
+
+// TestProfileFiles: a seccomp profile is a file of the node that is not too large, and nobody waits for it.
+func TestProfileFiles(t *testing.T) {
+	dir := t.TempDir()
+	at := func(name string) string { return filepath.Join(dir, name) }
+	for name, size := range map[string]int{"fits": maxProfile, "large": maxProfile + 1} {
+		if err := os.WriteFile(at(name), make([]byte, size), 0o600); err != nil {
+			t.Fatal(err)
+		}
+	}
+	if err := errors.Join(os.Symlink("fits", at("link")), unix.Mkfifo(at("pipe"), 0o600)); err != nil {
+		t.Fatal(err)
+	}
+	for _, name := range []string{"fits", "link"} {
+		if text, err := profile(at(name)); err != nil || len(text) != maxProfile {
+			t.Errorf("%s: %d bytes, %v", name, len(text), err)
+		}
+	}
+	for _, name := range []string{"large", "pipe", "none", ".", "../../../dev/null"} {
+		if _, err := profile(at(name)); !errdefs.IsFailedPrecondition(err) || !strings.Contains(err.Error(), at(name)) {
+			t.Errorf("%s: %v", name, err)
 		}
 	}
 }

@@ -4,6 +4,7 @@ import (
 	"context"
 	"errors"
 	"fmt"
+	"io"
 	"io/fs"
 	"os"
 	"path/filepath"
@@ -15,6 +16,7 @@ import (
 
 	"cocoonstack.io/cocoon/internal/cri/convert"
 	"cocoonstack.io/cocoon/internal/errdefs"
+	"cocoonstack.io/cocoon/internal/proc"
 	"cocoonstack.io/cocoon/internal/vm"
 )
 
@@ -31,25 +33,82 @@ func (s *Service) CreateContainer(ctx context.Context, req *cri.CreateContainerR
 	if err != nil {
 		return nil, err
 	}
-	image := func(i *cri.ImageSpec) (string, error) { return s.images.Ensure(ctx, r.Owner.Namespace, i) }
-	if c, err = convert.Mounted(c, req.GetConfig(), convert.Finds{Path: source, Device: device, Image: image}); err != nil {
+	if c, err = s.completed(ctx, r.Owner.Namespace, c, req.GetConfig()); err != nil {
 		return nil, fmt.Errorf("container %s: %w", req.GetConfig().GetMetadata().GetName(), err)
+	}
+	if c.PIDs.Of, err = s.pidsOf(ctx, r, req.GetConfig()); err != nil {
+		return nil, err
 	}
 	if err := s.unused(r, req.GetConfig()); err != nil {
 		return nil, err
 	}
-	if c.Image, err = s.images.Ensure(ctx, r.Owner.Namespace, req.GetConfig().GetImage()); err != nil {
+	img, err := s.images.Ensure(ctx, r.Owner.Namespace, req.GetConfig().GetImage())
+	if err != nil {
 		return nil, fmt.Errorf("container %s: %w", req.GetConfig().GetMetadata().GetName(), err)
 	}
-	if r.State != vm.StateRunning {
-		if _, err := s.engine.Start(ctx, string(r.ID)); err != nil {
-			return nil, err
-		}
+	c.Image = img.ID
+	if img.Type == vm.ImageOCI {
+		err = s.add(ctx, r, c)
+	} else {
+		err = s.addBooting(ctx, r, c)
 	}
-	if _, err := s.engine.AddContainer(ctx, string(r.ID), c); err != nil {
+	if err != nil {
 		return nil, err
 	}
 	return &cri.CreateContainerResponse{ContainerId: convert.ContainerID(r.ID, c.Name)}, nil
+}
+
+// pidsOf returns the name of the container of r whose PID namespace the new container joins. It returns "" if config names no target.
+// Errors: InvalidArgument if that container is in another sandbox.
+func (s *Service) pidsOf(ctx context.Context, r vm.Record, config *cri.ContainerConfig) (string, error) {
+	id, err := convert.PIDsOf(config)
+	if id == "" || err != nil {
+		return "", err
+	}
+	at, e, err := s.container(ctx, id)
+	switch {
+	case err != nil:
+		return "", fmt.Errorf("container %s is to see the processes of another one: %w", config.GetMetadata().GetName(), err)
+	case at.ID != r.ID:
+		return "", errdefs.Invalidf("container %s is to see the processes of container %s, which is in another sandbox", config.GetMetadata().GetName(), id)
+	}
+	return e.Spec.Name, nil
+}
+
+// add adds a container to the guest of a sandbox, which is started if it does not run.
+func (s *Service) add(ctx context.Context, r vm.Record, c vm.Container) error {
+	if r.State != vm.StateRunning && r.BootContainer == "" {
+		if _, err := s.engine.Start(ctx, string(r.ID)); err != nil {
+			return err
+		}
+	}
+	_, err := s.engine.AddContainer(ctx, string(r.ID), c)
+	return err
+}
+
+// addBooting adds a container whose image boots itself: it becomes the guest of the sandbox.
+func (s *Service) addBooting(ctx context.Context, r vm.Record, c vm.Container) error {
+	boot, err := convert.GuestBoot(convert.Config(r))
+	if err == nil {
+		_, err = s.engine.AddBootContainer(ctx, string(r.ID), convert.Booting(c), boot)
+	}
+	return err
+}
+
+// completed returns c with what its configuration names on the node and in our store, except its own image.
+func (s *Service) completed(ctx context.Context, namespace string, c vm.Container, config *cri.ContainerConfig) (vm.Container, error) {
+	find := convert.Finds{
+		Path: source, Device: device, Profile: profile,
+		Image: func(i *cri.ImageSpec) (string, error) {
+			img, err := s.images.Ensure(ctx, namespace, i)
+			return img.ID, err
+		},
+	}
+	c, err := convert.Filtered(c, config, find)
+	if err != nil {
+		return c, err
+	}
+	return convert.Mounted(c, config, find)
 }
 
 // source returns what is at a path of the node, to which the kubelet has resolved a volume. A missing folder is made, as other runtimes do for a
@@ -70,7 +129,7 @@ func source(path string) (convert.Source, error) {
 	case err != nil:
 		return convert.Source{}, errdefs.New(errdefs.FailedPrecondition, "look at %s on the node: %w", path, err)
 	case fi.IsDir():
-		return convert.Source{Path: real}, nil
+		return convert.Source{Path: real, Below: len(proc.MountsBelow(real)) > 0}, nil
 	case fi.Mode().IsRegular():
 		return convert.Source{Path: real, File: true}, nil
 	}
@@ -92,6 +151,34 @@ func device(path string) (string, error) {
 		return "", nil
 	}
 	return real, nil
+}
+
+// maxProfile limits a seccomp profile, in bytes. Docker's default one has 20 KiB.
+const maxProfile = 256 << 10
+
+// profile returns what a seccomp profile of the node has.
+// Errors: FailedPrecondition if it is no file or cannot be read.
+func profile(path string) ([]byte, error) {
+	f, err := os.OpenFile(path, os.O_RDONLY|unix.O_NONBLOCK, 0) // a pipe would wait for its writer
+	if err != nil {
+		return nil, errdefs.New(errdefs.FailedPrecondition, "read the seccomp profile %s of the node: %w", path, err)
+	}
+	defer f.Close()
+	fi, err := f.Stat()
+	switch {
+	case err != nil:
+		return nil, errdefs.New(errdefs.FailedPrecondition, "read the seccomp profile %s of the node: %w", path, err)
+	case !fi.Mode().IsRegular():
+		return nil, errdefs.Preconditionf("the seccomp profile %s of the node is not a file", path)
+	}
+	text, err := io.ReadAll(io.LimitReader(f, maxProfile+1))
+	switch {
+	case err != nil:
+		return nil, errdefs.New(errdefs.FailedPrecondition, "read the seccomp profile %s of the node: %w", path, err)
+	case len(text) > maxProfile:
+		return nil, errdefs.Preconditionf("the seccomp profile %s of the node is larger than %d bytes", path, maxProfile)
+	}
+	return text, nil
 }
 
 // unused refuses a second container with the name and the attempt of another one, as containerd does.
@@ -187,6 +274,7 @@ func (s *Service) ContainerStatus(ctx context.Context, req *cri.ContainerStatusR
 	if err != nil {
 		return nil, err
 	}
+	s.logs.settle(ctx, r, e)
 	if err := deliver(e); err != nil {
 		s.log.Warn("message of container not delivered", "vm", r.ID, "container", e.Spec.Name, "err", err)
 	}

@@ -24,7 +24,13 @@ func (s *Service) GetContainerEvents(_ *cri.GetEventsRequest, to cri.RuntimeServ
 		if !convert.IsSandbox(ev.Record) {
 			return nil
 		}
-		for _, c := range known.of(ev.Record, ev.Type == vm.EventDeleted) {
+		news := known.of(ev.Record, ev.Type == vm.EventDeleted)
+		if len(news) > 0 {
+			for _, e := range ev.Record.Ephemeral {
+				s.logs.settle(to.Context(), ev.Record, e)
+			}
+		}
+		for _, c := range news {
 			if err := to.Send(event(ev.Record, c)); err != nil {
 				return err
 			}

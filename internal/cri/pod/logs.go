@@ -32,6 +32,7 @@ func newFollowers(life context.Context, engine Engine, log *slog.Logger) *follow
 // follower copies the output of one container until that has ended and all of it is written.
 type follower struct {
 	file   *crilog.File // nil: the log could not be opened
+	since  time.Time
 	cancel context.CancelFunc
 	done   chan struct{}
 }
@@ -48,7 +49,7 @@ func (f *followers) follow(r vm.Record, e vm.Ephemeral) {
 		return
 	}
 	ctx, cancel := context.WithCancel(f.life)
-	one := &follower{cancel: cancel, done: make(chan struct{})}
+	one := &follower{since: time.Now(), cancel: cancel, done: make(chan struct{})}
 	f.all[id] = one
 	var err error
 	if one.file, err = crilog.Open(path); err != nil {
@@ -58,7 +59,11 @@ func (f *followers) follow(r vm.Record, e vm.Ephemeral) {
 	}
 	go func() {
 		defer close(one.done)
-		if err := one.copy(ctx, f.engine, string(r.ID), e.Spec.Name); err != nil && ctx.Err() == nil {
+		copies := one.copy
+		if r.Boots(e.Spec.Name) {
+			copies = one.copyConsole
+		}
+		if err := copies(ctx, f.engine, string(r.ID), e.Spec.Name); err != nil && ctx.Err() == nil {
 			f.log.Warn("log of container is not complete", "vm", r.ID, "container", e.Spec.Name, "err", err)
 		}
 	}()
@@ -104,6 +109,35 @@ func (f *follower) copy(ctx context.Context, engine Engine, ref, container strin
 	return gone(err)
 }
 
+// copyConsole copies the serial console of a guest that is one container, whose lines have no time, until it has ended and all is written.
+func (f *follower) copyConsole(ctx context.Context, engine Engine, ref, container string) error {
+	at := f.file.Mark()
+	again := backoff.NewExponentialBackOff()
+	again.InitialInterval, again.MaxInterval = 20*time.Millisecond, time.Second
+	_, err := backoff.Retry(ctx, func() (struct{}, error) {
+		ended, err := over(ctx, engine, ref, container)
+		if err != nil {
+			return struct{}{}, err
+		}
+		err = engine.Logs(ctx, ref, guest.LogOptions{Container: container, Follow: true, Tail: -1, From: at}, func(e guest.LogEntry) error {
+			if err := f.file.Write(time.Now(), e.Stream, e.Data); err != nil {
+				return err
+			}
+			at = e.End
+			again.Reset()
+			return f.file.SetMark(at)
+		})
+		switch {
+		case err == nil && !ended:
+			err = errdefs.Unavailablef("it runs on")
+		case err != nil && !errdefs.IsUnavailable(err):
+			err = backoff.Permanent(err)
+		}
+		return struct{}{}, err
+	}, backoff.WithBackOff(again), backoff.WithMaxElapsedTime(0))
+	return gone(err)
+}
+
 // over reports whether a container has ended. Errors: permanent ones.
 func over(ctx context.Context, engine Engine, ref, container string) (bool, error) {
 	r, err := engine.Inspect(ctx, ref)
@@ -114,31 +148,39 @@ func over(ctx context.Context, engine Engine, ref, container string) (bool, erro
 	if c == nil {
 		return false, backoff.Permanent(errdefs.NotFoundf("vm %s has no container %s", ref, container))
 	}
-	return c.Status.State == vm.ContainerTerminated || r.State != vm.StateRunning, nil
+	return c.Status.State == vm.ContainerTerminated || r.State != vm.StateRunning && !r.Boots(container), nil // that one may be about to start
 }
 
-// restTime limits how long a removed container may take to deliver the rest of its output.
+// restTime limits how long a container that has ended may take to deliver the rest of its output.
 const restTime = 5 * time.Second
+
+// settle waits until the output of a container that has ended is written, but not longer than restTime since then. So whoever is told of the end
+// finds the whole log, as with other runtimes. It returns at once for one that has not ended.
+func (f *followers) settle(ctx context.Context, r vm.Record, e vm.Ephemeral) {
+	f.mu.Lock()
+	one := f.all[convert.ContainerID(r.ID, e.Spec.Name)]
+	f.mu.Unlock()
+	st := e.Record.Status
+	if one == nil || st.State != vm.ContainerTerminated {
+		return
+	}
+	since := one.since
+	if st.Exit != nil && st.Exit.FinishedAt.After(since) {
+		since = st.Exit.FinishedAt
+	}
+	t := time.NewTimer(min(restTime, time.Until(since.Add(restTime)))) // the guest's clock may be ahead
+	defer t.Stop()
+	select {
+	case <-one.done:
+	case <-t.C:
+	case <-ctx.Done():
+	}
+}
 
 // finish ends the copying of a container that is about to be removed, after the rest of its output is written.
 func (f *followers) finish(ctx context.Context, r vm.Record, e vm.Ephemeral) {
-	id := convert.ContainerID(r.ID, e.Spec.Name)
-	f.mu.Lock()
-	one := f.all[id]
-	f.mu.Unlock()
-	if one == nil {
-		return
-	}
-	if e.Record.Status.State == vm.ContainerTerminated {
-		t := time.NewTimer(restTime)
-		defer t.Stop()
-		select {
-		case <-one.done:
-		case <-t.C:
-		case <-ctx.Done():
-		}
-	}
-	f.drop(id)
+	f.settle(ctx, r, e)
+	f.drop(convert.ContainerID(r.ID, e.Spec.Name))
 }
 
 // drop ends the copying of a container and forgets it.

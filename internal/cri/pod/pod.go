@@ -16,12 +16,15 @@ import (
 	"cocoonstack.io/cocoon/internal/cri/convert"
 	"cocoonstack.io/cocoon/internal/errdefs"
 	"cocoonstack.io/cocoon/internal/guest"
+	"cocoonstack.io/cocoon/internal/guest/console"
+	"cocoonstack.io/cocoon/internal/image"
 	"cocoonstack.io/cocoon/internal/vm"
 )
 
 // Engine is the part of the VM engine that pods need.
 type Engine interface {
 	guest.Access
+	guest.ConsoleOpener
 	Saver
 	Create(ctx context.Context, s vm.Spec) (vm.Record, error)
 	Start(ctx context.Context, ref string) (vm.Record, error)
@@ -34,6 +37,8 @@ type Engine interface {
 	Watch(ctx context.Context, after int64, fn func(vm.Event) error) error
 	Stats(ctx context.Context, ref string) (guest.Stats, error)
 
+	// AddBootContainer adds a container whose image boots itself, so that it is the whole guest.
+	AddBootContainer(ctx context.Context, ref string, c vm.Container, g vm.GuestBoot) (vm.Record, error)
 	AddContainer(ctx context.Context, ref string, c vm.Container) (vm.Record, error)
 	StartContainer(ctx context.Context, ref, container string) (vm.Record, error)
 	KillContainer(ctx context.Context, ref, container string, run int, grace time.Duration) error
@@ -43,8 +48,8 @@ type Engine interface {
 
 // Images makes sure that the image of a container is there.
 type Images interface {
-	// Ensure returns the id of the image that a container of the namespace names, which is pulled if it is missing.
-	Ensure(ctx context.Context, namespace string, image *cri.ImageSpec) (string, error)
+	// Ensure returns the image that a container of the namespace names, which is pulled if it is missing.
+	Ensure(ctx context.Context, namespace string, image *cri.ImageSpec) (image.Image, error)
 }
 
 // Service implements the RuntimeService for VM pods.
@@ -54,8 +59,10 @@ type Service struct {
 	engine Engine
 	images Images
 	node   convert.Node
+	store  string
 	log    *slog.Logger
 	logs   *followers
+	serial console.Consoles // of guests that boot themselves
 	urls   *urls
 	life   context.Context //nolint:containedctx // of what goes on after a call
 }
@@ -65,12 +72,13 @@ type Deps struct {
 	Engine Engine
 	Images Images
 	Node   convert.Node
+	Store  string // folder of the image store, by which a kubelet knows the file system of what containers write
 	Log    *slog.Logger
 }
 
 // New returns a Service. What goes on after a call, such as the writing of logs, ends with life.
 func New(life context.Context, d Deps) (*Service, error) {
-	s := &Service{engine: d.Engine, images: d.Images, node: d.Node, log: d.Log, life: life, logs: newFollowers(life, d.Engine, d.Log)}
+	s := &Service{engine: d.Engine, images: d.Images, node: d.Node, store: d.Store, log: d.Log, life: life, logs: newFollowers(life, d.Engine, d.Log)}
 	var err error
 	s.urls, err = newURLs(s)
 	return s, err

@@ -27,7 +27,9 @@ func (s *Service) RunPodSandbox(ctx context.Context, req *cri.RunPodSandboxReque
 	if err != nil {
 		return nil, err
 	}
-	go s.boot(r)
+	if r.BootContainer == "" {
+		go s.boot(r)
+	}
 	return &cri.RunPodSandboxResponse{PodSandboxId: convert.SandboxID(r.ID)}, nil
 }
 

@@ -36,7 +36,7 @@ func (s *Service) ContainerStats(ctx context.Context, req *cri.ContainerStatsReq
 	if err != nil {
 		return nil, err
 	}
-	return &cri.ContainerStatsResponse{Stats: convert.ContainerStats(r, e, st, time.Now())}, nil
+	return &cri.ContainerStatsResponse{Stats: convert.ContainerStats(r, e, st, s.store, time.Now())}, nil
 }
 
 // ListContainerStats returns what the running containers use. It leaves out those of a guest that does not answer.
@@ -81,7 +81,7 @@ func (s *Service) containerStats(ctx context.Context, f *cri.ContainerStatsFilte
 			continue
 		}
 		for _, e := range wanted {
-			out = append(out, convert.ContainerStats(r, e, st, time.Now()))
+			out = append(out, convert.ContainerStats(r, e, st, s.store, time.Now()))
 		}
 	}
 	return out, nil
@@ -97,7 +97,7 @@ func (s *Service) PodSandboxStats(ctx context.Context, req *cri.PodSandboxStatsR
 	if err != nil {
 		return nil, err
 	}
-	return &cri.PodSandboxStatsResponse{Stats: convert.SandboxStats(r, st, time.Now())}, nil
+	return &cri.PodSandboxStatsResponse{Stats: convert.SandboxStats(r, st, s.store, time.Now())}, nil
 }
 
 // ListPodSandboxStats returns what the sandboxes use. It leaves out those whose guest does not answer.
@@ -135,7 +135,7 @@ func (s *Service) sandboxStats(ctx context.Context, f *cri.PodSandboxStatsFilter
 			s.log.Debug("guest of sandbox tells no numbers", "vm", r.ID, "err", err)
 			continue
 		}
-		out = append(out, convert.SandboxStats(r, st, time.Now()))
+		out = append(out, convert.SandboxStats(r, st, s.store, time.Now()))
 	}
 	return out, nil
 }

@@ -82,6 +82,9 @@ func (t streams) Attach(ctx context.Context, id string, in io.Reader, out, err i
 	if failed != nil {
 		return failed
 	}
+	if r.Boots(e.Spec.Name) {
+		return t.console(ctx, r, ends(ctx, in, out, err, resize))
+	}
 	return t.s.engine.Attach(ctx, string(r.ID), guest.Attach{Container: e.Spec.Name}, ends(ctx, in, out, err, resize))
 }
 
@@ -90,6 +93,9 @@ func (t streams) PortForward(ctx context.Context, id string, port int32, stream 
 	r, err := t.s.sandbox(ctx, id)
 	if err != nil {
 		return err
+	}
+	if r.BootContainer != "" { // nothing of ours is in the guest
+		return dial(ctx, r, port, stream)
 	}
 	return t.s.engine.Forward(ctx, string(r.ID), int(port), guest.Streams{Stdin: stream, Stdout: stream})
 }

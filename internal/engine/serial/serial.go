@@ -23,14 +23,14 @@ import (
 // maxLine bounds one entry in bytes: output without newlines is split into pieces of this size.
 const maxLine = 64 << 10
 
-// Read calls fn for each line of the file at path: the last tail lines (all when negative), then with follow the new
+// Read calls fn for each line of the file at path: the last tail lines, or when negative all from the offset from on, then with follow the new
 // ones, until ended is closed and everything is read. A missing file counts as empty. The console has no times:
 // entries have none, and they are numbered from the first that is delivered.
-func Read(ctx context.Context, path string, tail int, follow bool, ended <-chan struct{}, fn func(guest.LogEntry) error) error {
+func Read(ctx context.Context, path string, tail int, from int64, follow bool, ended <-chan struct{}, fn func(guest.LogEntry) error) error {
 	r := &reader{path: path, fn: fn}
 	defer r.close()
 	if !follow {
-		if err := r.start(tail); err != nil {
+		if err := r.start(tail, from); err != nil {
 			return fmt.Errorf("read console log: %w", err)
 		}
 		return r.drain(ctx, true)
@@ -40,7 +40,7 @@ func Read(ctx context.Context, path string, tail int, follow bool, ended <-chan 
 		return fmt.Errorf("follow console log: %w", err)
 	}
 	defer w.Close()
-	if err := r.start(tail); err != nil {
+	if err := r.start(tail, from); err != nil {
 		return fmt.Errorf("follow console log: %w", err)
 	}
 	stop := context.AfterFunc(ctx, func() { _ = w.SetReadDeadline(time.Now()) })
@@ -68,9 +68,16 @@ type reader struct {
 }
 
 // start opens the file where the last tail lines begin.
-func (r *reader) start(tail int) error {
-	if err := r.open(); err != nil || r.file == nil || tail < 0 {
+func (r *reader) start(tail int, from int64) error {
+	if err := r.open(); err != nil || r.file == nil || tail < 0 && from <= 0 {
 		return err
+	}
+	if tail < 0 {
+		fi, err := r.file.Stat()
+		if err != nil || fi.Size() < from { // it has been truncated
+			return err
+		}
+		return r.seek(from)
 	}
 	off, err := tailOffset(r.file, tail)
 	if err != nil {
@@ -194,7 +201,7 @@ func (r *reader) flush() error {
 		return nil
 	}
 	r.seq++
-	e := guest.LogEntry{Seq: r.seq, Stream: "stdout", Data: r.part}
+	e := guest.LogEntry{Seq: r.seq, Stream: "stdout", Data: r.part, End: r.at}
 	r.part = nil
 	return r.fn(e)
 }

@@ -27,7 +27,7 @@ func write(t *testing.T, path, text string, flags int) {
 
 func TestTail(t *testing.T) {
 	path := filepath.Join(t.TempDir(), "console.log")
-	if err := Read(t.Context(), path, -1, false, nil, nil); err != nil {
+	if err := Read(t.Context(), path, -1, 0, false, nil, nil); err != nil {
 		t.Errorf("no file: %v", err)
 	}
 	long := strings.Repeat("x", maxLine+10)
@@ -41,7 +41,7 @@ func TestTail(t *testing.T) {
 		99: {"one\n", "\n", long[:maxLine], long[maxLine:] + "\n", "last"},
 	} {
 		var got []string
-		err := Read(t.Context(), path, tail, false, nil, func(e guest.LogEntry) error {
+		err := Read(t.Context(), path, tail, 0, false, nil, func(e guest.LogEntry) error {
 			got = append(got, string(e.Data))
 			if e.Seq != uint64(len(got)) {
 				t.Errorf("entry %d has number %d", len(got), e.Seq)
@@ -58,7 +58,7 @@ func TestFollow(t *testing.T) {
 	path := filepath.Join(t.TempDir(), "console.log")
 	ended, lines, done := make(chan struct{}), make(chan string), make(chan error, 1)
 	go func() {
-		done <- Read(t.Context(), path, -1, true, ended, func(e guest.LogEntry) error { lines <- string(e.Data); return nil })
+		done <- Read(t.Context(), path, -1, 0, true, ended, func(e guest.LogEntry) error { lines <- string(e.Data); return nil })
 	}()
 	next := func(want string) {
 		t.Helper()
@@ -88,15 +88,50 @@ func TestFollowIsCanceled(t *testing.T) {
 	path := filepath.Join(t.TempDir(), "console.log")
 	write(t, path, "x\n", 0)
 	ctx, cancel := context.WithCancel(t.Context())
-	err := Read(ctx, path, -1, true, nil, func(guest.LogEntry) error { cancel(); return nil })
+	err := Read(ctx, path, -1, 0, true, nil, func(guest.LogEntry) error { cancel(); return nil })
 	if !errors.Is(err, context.Canceled) {
 		t.Errorf("got %v", err)
 	}
 	stop := fmt.Errorf("enough")
-	if err := Read(t.Context(), path, -1, true, nil, func(guest.LogEntry) error { return stop }); !errors.Is(err, stop) {
+	if err := Read(t.Context(), path, -1, 0, true, nil, func(guest.LogEntry) error { return stop }); !errors.Is(err, stop) {
 		t.Errorf("got %v", err)
 	}
-	if err := Read(t.Context(), "/does/not/exist/x", -1, true, nil, nil); err == nil {
+	if err := Read(t.Context(), "/does/not/exist/x", -1, 0, true, nil, nil); err == nil {
 		t.Error("a folder that does not exist can be followed")
+	}
+}
+
+// TestReadFrom: reading goes on where it ended, and begins again if the file has become shorter.
+func TestReadFrom(t *testing.T) {
+	path := filepath.Join(t.TempDir(), "console.log")
+	read := func(from int64) (text string, end int64) {
+		t.Helper()
+		err := Read(t.Context(), path, -1, from, false, nil, func(e guest.LogEntry) error {
+			text, end = text+string(e.Data), e.End
+			return nil
+		})
+		if err != nil {
+			t.Fatal(err)
+		}
+		return text, end
+	}
+	write := func(text string) {
+		t.Helper()
+		if err := os.WriteFile(path, []byte(text), 0o600); err != nil {
+			t.Fatal(err)
+		}
+	}
+	write("one\ntwo\n")
+	text, end := read(0)
+	if text != "one\ntwo\n" || end != 8 {
+		t.Fatalf("%q, %d", text, end)
+	}
+	write("one\ntwo\nthree\n")
+	if text, end = read(end); text != "three\n" || end != 14 {
+		t.Errorf("goes on with %q, %d", text, end)
+	}
+	write("new\n")
+	if text, _ = read(end); text != "new\n" {
+		t.Errorf("in a shorter file: %q", text)
 	}
 }

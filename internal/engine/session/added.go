@@ -98,7 +98,7 @@ func (l *Link) addContainer(ctx context.Context, agent guest.Agent, name string)
 	err := adder.AddContainer(ctx, guest.Container{
 		Name: name, Kind: e.Spec.Kind, Process: e.Record.Process.Addressed(r.NICs), Layers: e.Record.Layers, Run: 1, Mounts: e.Spec.GuestMounts(),
 		Manual: e.Spec.Manual, MessagePath: e.Spec.MessagePath, MessageFromLog: e.Spec.MessageFromLog, Resources: e.Spec.Resources,
-		Volumes: ownVolumes(e),
+		Volumes: ownVolumes(e), PIDs: e.Spec.PIDs,
 	})
 	if errdefs.Is(err, errdefs.Unsupported) {
 		return errTooOld(err)

@@ -51,7 +51,7 @@ func (l *Link) Part(ctx context.Context) (rejoin func(context.Context) error, er
 
 // rejoinLater ends, at the begin of a session, what an earlier engine, or one on another node, has begun with Part.
 func (l *Link) rejoinLater(ctx context.Context, agent guest.Agent) error {
-	if !l.vm.Record().Spec.Sandbox {
+	if !l.vm.Record().Spec.Sandbox || !l.OurAgent() {
 		return nil
 	}
 	leave, err := l.folder.Take(ctx)

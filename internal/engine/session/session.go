@@ -174,7 +174,13 @@ const jitter = 0.2
 // serve is one conversation. It returns nil when nothing is left to do, and whether the guest was set up.
 func (l *Link) serve(ctx context.Context) (served bool, err error) {
 	began := time.Now()
+	silent := time.AfterFunc(l.cfg.AgentTimeout, func() {
+		if l.OurAgent() { // other guests may have none
+			l.cfg.Log.Warn("guest does not answer; its serial console may say why", "vm", l.proc.ID, "dur", l.cfg.AgentTimeout)
+		}
+	})
 	agent, err := l.agent.Connect(ctx, l.dial)
+	silent.Stop()
 	if err != nil {
 		return false, err
 	}
@@ -201,7 +207,7 @@ func (l *Link) serve(ctx context.Context) (served bool, err error) {
 	go func() {
 		defer close(pumped)
 		l.learnAddresses(ctx, agent)
-		if r := l.vm.Record(); r.Spec.Sandbox || len(r.Containers) > 0 {
+		if r := l.vm.Record(); (r.Spec.Sandbox || len(r.Containers) > 0) && l.OurAgent() {
 			l.followContainers(ctx, agent)
 			return
 		}

@@ -15,7 +15,7 @@ import (
 func setupOf(r vm.Record) guest.Setup {
 	s := guest.Setup{Hostname: r.Spec.Hostname, Volumes: r.Spec.Volumes, Sysctls: r.Spec.Sysctls, VolumeLayers: layersOf(r), VolumeSerials: serialsOf(r)}
 	switch {
-	case r.Spec.Sandbox:
+	case r.Spec.Sandbox && r.BootContainer == "":
 		s.Sandbox = true
 		s.Volumes = append(slices.Clip(s.Volumes), vm.Volume{Name: vm.SharedVolume, Kind: vm.VolumeDir, Dir: &vm.HostDir{Path: "/"}})
 		s.VolumeSerials = maps.Clone(s.VolumeSerials)

@@ -252,6 +252,7 @@ func encodeContainer(c guest.Container) *guestv1.Container {
 		Name: c.Name, Kind: string(c.Kind), Process: process(c.Process), Layers: c.Layers, Mounts: mounts(c.Mounts), Run: int32(c.Run),
 		Manual: c.Manual, Hold: c.Hold, Root: c.Root, MessagePath: c.MessagePath, MessageFromLog: c.MessageFromLog,
 		Resources: resources(c.Resources), Restart: restart(c.Restart), Volumes: ownVolumes(c.Volumes),
+		OwnPids: c.PIDs.Own, PidsOf: c.PIDs.Of,
 	}
 }
 
@@ -310,7 +311,7 @@ func security(s *vm.Security) *guestv1.Security {
 	}
 	return &guestv1.Security{
 		Capabilities: s.Capabilities, NoNewPrivileges: s.NoNewPrivileges, Groups: s.Groups, StrictGroups: s.StrictGroups, Filtered: s.Filtered,
-		Masked: s.Masked, ReadOnly: s.ReadOnly,
+		Masked: s.Masked, ReadOnly: s.ReadOnly, SystemCalls: systemCalls(s.SystemCalls),
 	}
 }
 

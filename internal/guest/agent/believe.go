@@ -47,10 +47,14 @@ func statsOf(r *guestv1.StatsReply) guest.Stats {
 		DiskTotal: within(r.GetDiskTotal(), maxBytes), DiskUsed: within(r.GetDiskUsed(), maxBytes),
 		Processes: count(r.GetProcesses()), LoadAverage1: number(r.GetLoadAverage_1(), maxCount),
 		NetworkRxBytes: within(r.GetNetworkRxBytes(), maxBytes), NetworkTxBytes: within(r.GetNetworkTxBytes(), maxBytes),
+		Pressure: pressureOf(r.GetPressure()),
 	}
 	for _, c := range r.GetContainers() {
 		out.Containers = append(out.Containers, guest.ContainerStats{
 			Name: word(c.GetName()), CPUSeconds: number(c.GetCpuSeconds(), maxTime), Memory: within(c.GetMemory(), maxBytes),
+			MemoryTotal: within(c.GetMemoryTotal(), maxBytes), Anonymous: within(c.GetAnonymous(), maxBytes),
+			PageFaults: within(c.GetPageFaults(), math.MaxInt64), MajorFaults: within(c.GetMajorFaults(), math.MaxInt64),
+			Written: writtenOf(c.GetWritten()), Pressure: pressureOf(c.GetPressure()),
 		})
 	}
 	for _, v := range r.GetVolumes() {
@@ -60,6 +64,29 @@ func statsOf(r *guestv1.StatsReply) guest.Stats {
 		})
 	}
 	return out
+}
+
+func writtenOf(w *guestv1.DiskUse) *guest.DiskUse {
+	if w == nil {
+		return nil
+	}
+	return &guest.DiskUse{Bytes: within(w.GetBytes(), maxBytes), Inodes: within(w.GetInodes(), maxBytes)}
+}
+
+func pressureOf(p *guestv1.Pressure) guest.Pressure {
+	return guest.Pressure{CPU: stallOf(p.GetCpu()), Memory: stallOf(p.GetMemory()), IO: stallOf(p.GetIo())}
+}
+
+func stallOf(s *guestv1.Stall) *guest.Stall {
+	if s == nil {
+		return nil
+	}
+	waits := func(w *guestv1.Waits) guest.Waits {
+		return guest.Waits{
+			Total: time.Duration(within(w.GetTotalNs(), math.MaxInt64)), Avg10: number(w.GetAvg10(), 100), Avg60: number(w.GetAvg60(), 100), Avg300: number(w.GetAvg300(), 100),
+		}
+	}
+	return &guest.Stall{Some: waits(s.GetSome()), Full: waits(s.GetFull())}
 }
 
 // containersOf fails when a container is in an unknown state.

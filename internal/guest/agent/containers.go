@@ -55,6 +55,11 @@ func (s *session) AddContainer(ctx context.Context, c guest.Container) error {
 			return err
 		}
 	}
+	if filters(c.Process) {
+		if err := s.able(ctx, guestv1.AbilitySystemCalls, "filter system calls by a profile; start the VM again"); err != nil {
+			return err
+		}
+	}
 	if c.Manual {
 		if err := s.able(ctx, guestv1.AbilitySandbox, "prepare containers that are started later"); err != nil {
 			return err

@@ -15,7 +15,7 @@ import (
 	"golang.org/x/sys/unix"
 
 	"cocoonstack.io/cocoon/internal/errdefs"
-	"cocoonstack.io/cocoon/internal/guestagent/ext4"
+	"cocoonstack.io/cocoon/internal/filesystem/ext4"
 	"cocoonstack.io/cocoon/internal/vm"
 )
 
@@ -45,6 +45,7 @@ var (
 	loop  = []string{"loop"}
 	nfs   = []string{"nfsv4"}
 	xfs   = []string{"xfs"}
+	links = []string{"bridge", "veth"}
 )
 
 // Result is what Root leaves for the caller.
@@ -55,6 +56,7 @@ type Result struct {
 	Loop    func() error // loads what disks in files need; called once at most
 	NFS     func() error // loads what folders of NFS servers need, unless the guest was started without vm.ArgNFS; called once at most
 	XFS     func() error // loads what xfs needs, if there is a disk that can have it; called once at most
+	Links   func() error // loads what bridges and pairs of interfaces need; called once at most
 	Check   *os.File     // e2fsck, compressed with gzip; nil if no disk can need it
 	Disk    *os.File     // a folder of the writable disk's file system, reachable by no path from the root; nil without a disk
 }
@@ -97,6 +99,10 @@ func Root() (Result, error) {
 	if err != nil {
 		return Result{}, err
 	}
+	linkModules, err := mods.prepare(links...)
+	if err != nil {
+		return Result{}, err
+	}
 	disks, err := findDisks("/sys/block")
 	if err != nil {
 		return Result{}, err
@@ -107,7 +113,7 @@ func Root() (Result, error) {
 			return Result{}, err
 		}
 	}
-	r := Result{Late: lateModules, Plug: plugModules, Loop: loopModules, NFS: nfsModules, XFS: xfsModules, Check: openCheck(disks)}
+	r := Result{Late: lateModules, Plug: plugModules, Loop: loopModules, NFS: nfsModules, XFS: xfsModules, Links: linkModules, Check: openCheck(disks)}
 	layers, err := findLayers(disks)
 	if err != nil {
 		return Result{}, err

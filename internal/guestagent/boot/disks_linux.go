@@ -16,7 +16,7 @@ import (
 
 	"cocoonstack.io/cocoon/internal/blockdev"
 	"cocoonstack.io/cocoon/internal/errdefs"
-	"cocoonstack.io/cocoon/internal/guestagent/signature"
+	"cocoonstack.io/cocoon/internal/filesystem/signature"
 )
 
 // Disks maps the serials of the machine's disks to their devices.

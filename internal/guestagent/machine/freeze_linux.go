@@ -12,6 +12,8 @@ import (
 	"strings"
 
 	"golang.org/x/sys/unix"
+
+	"cocoonstack.io/cocoon/internal/proc"
 )
 
 // From linux/fs.h.
@@ -108,7 +110,7 @@ func onDisks(r io.Reader) ([]string, error) {
 		if !ok || len(head) < 6 || len(tail) < 3 {
 			continue
 		}
-		device, point, source := head[2], unescape(head[4]), tail[1]
+		device, point, source := head[2], proc.MountPath(head[4]), tail[1]
 		readOnly := slices.Contains(strings.Split(tail[2], ","), "ro")
 		if readOnly || seen[device] || !strings.HasPrefix(source, "/dev/") || tail[0] == "devtmpfs" {
 			continue
@@ -118,11 +120,6 @@ func onDisks(r io.Reader) ([]string, error) {
 	}
 	slices.Reverse(points)
 	return points, scan.Err()
-}
-
-// unescape reverses the kernel's escapes of blanks in mount point names.
-func unescape(s string) string {
-	return strings.NewReplacer(`\040`, " ", `\011`, "\t", `\012`, "\n", `\134`, `\`).Replace(s)
 }
 
 // Settle implements guestagent.Machine. It opens the files that Resume and Forget will open, and looks up the paths

@@ -132,7 +132,7 @@ func (m *Machine) writeFiles(id guestagent.Identity, write func(k *kept, text st
 	for _, f := range []struct {
 		file int
 		text string
-	}{{fileHosts, hosts(id)}, {fileHostname, hostname}, {fileResolvConf, resolvConf(id)}} {
+	}{{fileHosts, hosts(id)}, {fileHostname, hostname}, {fileResolvConf, vm.ResolvConf(id.NICs, id.Resolver)}} {
 		if f.text == "" {
 			continue
 		}
@@ -164,25 +164,6 @@ func hosts(id guestagent.Identity) string {
 		b.WriteString(own + "\t" + id.Hostname + "\n")
 	}
 	for _, line := range id.Hosts {
-		b.WriteString(oneLine(line) + "\n")
-	}
-	return b.String()
-}
-
-// maxNameServers is how many name servers libc uses.
-const maxNameServers = 3
-
-func resolvConf(id guestagent.Identity) string {
-	var b strings.Builder
-	n := 0
-	for _, nic := range id.NICs {
-		for _, server := range nic.DNS {
-			if n++; n <= maxNameServers {
-				b.WriteString("nameserver " + oneLine(server) + "\n")
-			}
-		}
-	}
-	for _, line := range id.Resolver {
 		b.WriteString(oneLine(line) + "\n")
 	}
 	return b.String()

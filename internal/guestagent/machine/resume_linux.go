@@ -13,8 +13,8 @@ import (
 
 	"golang.org/x/sys/unix"
 
+	"cocoonstack.io/cocoon/internal/filesystem/ext4"
 	"cocoonstack.io/cocoon/internal/guestagent"
-	"cocoonstack.io/cocoon/internal/guestagent/ext4"
 )
 
 // From linux/random.h.

@@ -3,6 +3,8 @@ package rooms
 import (
 	"errors"
 	"fmt"
+	"slices"
+	"strings"
 
 	"golang.org/x/sys/unix"
 
@@ -32,6 +34,19 @@ func (c Covers) impose() error {
 		return protect()
 	}
 	return nil
+}
+
+// MountProc mounts the kernel's files about the processes that this one sees at /proc of its root, over what is there, with the covers of c that
+// are below it.
+func MountProc(c Covers) error {
+	if err := unix.Mount("proc", "/proc", "proc", unix.MS_NOSUID|unix.MS_NODEV|unix.MS_NOEXEC, ""); err != nil {
+		return fmt.Errorf("mount /proc: %w", err)
+	}
+	elsewhere := func(name string) bool { return name != "/proc" && !strings.HasPrefix(name, "/proc/") }
+	return Covers{
+		Masked:   slices.DeleteFunc(slices.Clone(c.Masked), elsewhere),
+		ReadOnly: slices.DeleteFunc(slices.Clone(c.ReadOnly), elsewhere),
+	}.impose()
 }
 
 // cover mounts what with returns at a path of the room, if there is something. Links of the image are followed inside of the room, those

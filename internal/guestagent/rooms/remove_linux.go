@@ -14,15 +14,17 @@ import (
 	"cocoonstack.io/cocoon/internal/guestagent/boot"
 )
 
-// written is the folder of the writable disk with what was written in rooms. Preconditions: there is such a disk.
-func (k *Keeper) written() string { return fmt.Sprintf("/proc/self/fd/%d/containers", k.disk.Fd()) }
+// writtenFiles is the folder of the writable disk with what was written in rooms. Preconditions: there is such a disk.
+func (k *Keeper) writtenFiles() string {
+	return fmt.Sprintf("/proc/self/fd/%d/containers", k.disk.Fd())
+}
 
 // Clear deletes what was written in rooms of an earlier boot. No room may have been made.
 func (k *Keeper) Clear() error {
 	if k.disk == nil {
 		return nil
 	}
-	if err := os.RemoveAll(k.written()); err != nil {
+	if err := os.RemoveAll(k.writtenFiles()); err != nil {
 		return fmt.Errorf("delete the files of containers of an earlier boot: %w", err)
 	}
 	return nil
@@ -46,7 +48,7 @@ func (k *Keeper) Remove(name string) error {
 	if k.disk == nil || name == "" {
 		return nil
 	}
-	if err := os.RemoveAll(path.Join(k.written(), name)); err != nil {
+	if err := os.RemoveAll(path.Join(k.writtenFiles(), name)); err != nil {
 		return fmt.Errorf("delete the files of container %s: %w", name, err)
 	}
 	return nil

@@ -1,6 +1,7 @@
 // Package rooms makes the root file systems ("rooms") of a guest's containers: the layers of an image with a private
 // writable layer on top, each in its own mount namespace. The kernel's file systems, and with them shared memory, are
-// the guest's; so are the network and the processes. A room may also be the guest's own root, read-only.
+// the guest's; so are the network and the processes. A program in a PID namespace of its own mounts its own /proc (MountProc). A room may also be
+// the guest's own root, read-only.
 //
 // It runs nothing: callers enter a room to do so. A room lasts as long as the guest runs; its written data, as long as
 // the VM exists.
@@ -44,8 +45,9 @@ type Keeper struct {
 }
 
 type room struct {
-	ns     *os.File // mount namespace; nil until sealed
-	covers Covers
+	ns      *os.File // mount namespace; nil until sealed
+	covers  Covers
+	written written
 }
 
 // New returns the keeper of a guest without rooms. disk is boot.Result.Disk, plug is boot.Result.Plug.
@@ -77,7 +79,7 @@ func (k *Keeper) Make(name string, layers []string, c Covers) (string, error) {
 	}
 	top := path.Join(stagePath, "u") // in memory
 	if k.disk != nil {
-		top = k.written()
+		top = k.writtenFiles()
 	}
 	if err := k.assemble(dir, path.Join(top, name), layers); err != nil {
 		return "", fmt.Errorf("container %s: %w", name, err)

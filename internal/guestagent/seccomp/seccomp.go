@@ -1,7 +1,7 @@
-// Package seccomp filters the system calls of a process, as the default profile of container runtimes does: calls that change the
-// kernel or look into it fail with EPERM, unless a capability of the process allows them.
+// Package seccomp filters the system calls of a process: by a profile, or as the default profile of container runtimes does. By default,
+// calls that change the kernel or look into it fail with EPERM, unless a capability of the process allows them.
 //
-// It is a list of calls that fail; containerd's and Docker's profiles are lists of calls that work. So a call that is newer than
+// The default is a list of calls that fail; containerd's and Docker's profiles are lists of calls that work. So a call that is newer than
 // this list works. The boundary of a guest is its VM; the filter protects the containers of a pod from each other.
 package seccomp
 

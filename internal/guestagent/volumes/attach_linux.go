@@ -13,8 +13,10 @@ import (
 	"golang.org/x/sys/unix"
 
 	"cocoonstack.io/cocoon/internal/errdefs"
+	"cocoonstack.io/cocoon/internal/filesystem"
+	"cocoonstack.io/cocoon/internal/filesystem/ext4"
 	"cocoonstack.io/cocoon/internal/guestagent/boot"
-	"cocoonstack.io/cocoon/internal/guestagent/ext4"
+	"cocoonstack.io/cocoon/internal/proc"
 	"cocoonstack.io/cocoon/internal/vm"
 )
 
@@ -273,14 +275,11 @@ func parseMounts(text, dev string) (lines []mountLine) {
 			continue
 		}
 		lines = append(lines, mountLine{
-			of: unescape.Replace(f[3]), at: unescape.Replace(f[4]), readOnly: slices.Contains(strings.Split(f[5], ","), "ro"),
+			of: proc.MountPath(f[3]), at: proc.MountPath(f[4]), readOnly: slices.Contains(strings.Split(f[5], ","), "ro"),
 		})
 	}
 	return lines
 }
-
-// unescape undoes how the kernel writes paths in lists of mounts.
-var unescape = strings.NewReplacer(`\040`, " ", `\011`, "\t", `\012`, "\n", `\134`, `\`)
 
 // Grow waits until the kernel sees size bytes on the disk with that serial, and grows the file system of the volume on it, if that is
 // mounted and can be written to. Idempotent.
@@ -309,5 +308,5 @@ func (k *Keeper) Grow(ctx context.Context, volume, serial string, size int64) er
 	if root == nil || k.volumes[volume].Disk == nil || k.volumes[volume].Disk.ReadOnly {
 		return nil
 	}
-	return growStore(root, dev)
+	return filesystem.Grow(root, dev)
 }

@@ -2,7 +2,6 @@ package volumes
 
 import (
 	"errors"
-	"fmt"
 	"path"
 	"strings"
 
@@ -130,12 +129,13 @@ func subFolderAlike(root int, name string) (int, error) {
 		if err := unix.Mkdirat(parent, part, st.Mode&0o777); err != nil {
 			return err
 		}
-		fd, err := beneath(parent, part)
+		// The agent may not be one of the processes that /proc of a container shows, so the folder is opened and not only referred to.
+		fd, err := unix.Openat(parent, part, unix.O_RDONLY|unix.O_DIRECTORY|unix.O_NOFOLLOW|unix.O_CLOEXEC, 0)
 		if err != nil {
 			return err
 		}
 		defer unix.Close(fd)
-		return unix.Chmod(fmt.Sprintf("/proc/self/fd/%d", fd), st.Mode&permissions) // independent of the umask
+		return unix.Fchmod(fd, st.Mode&permissions) // independent of the umask
 	})
 }
 

@@ -2,10 +2,8 @@ package volumes
 
 import (
 	"context"
-	"crypto/rand"
 	"errors"
 	"fmt"
-	"io"
 	"os"
 	"path"
 	"slices"
@@ -16,11 +14,9 @@ import (
 	"golang.org/x/sys/unix"
 
 	"cocoonstack.io/cocoon/internal/errdefs"
-	format "cocoonstack.io/cocoon/internal/ext4"
+	"cocoonstack.io/cocoon/internal/filesystem"
+	"cocoonstack.io/cocoon/internal/filesystem/signature"
 	"cocoonstack.io/cocoon/internal/guestagent/boot"
-	"cocoonstack.io/cocoon/internal/guestagent/ext4"
-	"cocoonstack.io/cocoon/internal/guestagent/signature"
-	"cocoonstack.io/cocoon/internal/guestagent/xfs"
 	"cocoonstack.io/cocoon/internal/vm"
 )
 
@@ -94,7 +90,7 @@ func (k *Keeper) makeStore(ctx context.Context, v vm.Volume, dev string) error {
 	if v.Disk.ReadOnly || fs.Flags&unix.ST_RDONLY != 0 { // some say of themselves that they can only be read, such as that of a memory dump
 		return nil
 	}
-	if err := growStore(root, dev); err != nil {
+	if err := filesystem.Grow(root, dev); err != nil {
 		return err
 	}
 	if v.Group == nil {
@@ -103,51 +99,16 @@ func (k *Keeper) makeStore(ctx context.Context, v vm.Volume, dev string) error {
 	return regroup(ctx, root, int(*v.Group), v.Disk.GroupOnMismatch)
 }
 
-// growStore extends the file system of root to all of dev.
-func growStore(root *os.File, dev string) error {
-	var fs unix.Statfs_t
-	if err := unix.Fstatfs(int(root.Fd()), &fs); err != nil {
-		return fmt.Errorf("look at the file system: %w", err)
-	}
-	if fs.Type == unix.XFS_SUPER_MAGIC {
-		return xfs.Grow(root, dev)
-	}
-	smaller, err := ext4.Smaller(dev)
-	if err != nil || !smaller {
-		return err
-	}
-	return ext4.Grow(root)
-}
-
 // mountStore mounts the file system of v, and returns its root.
 func (k *Keeper) mountStore(ctx context.Context, v vm.Volume, dev string) (root *os.File, err error) {
-	disk, err := openDisk(dev, v.Disk.ReadOnly)
+	disk, err := filesystem.Open(dev, v.Disk.ReadOnly)
 	if err != nil {
 		return nil, err
 	}
 	defer func() { err = errors.Join(err, disk.Close()) }()
-	kind, err := contentOf(disk)
+	kind, options, err := filesystem.Prepare(ctx, disk, k.rules(v))
 	if err != nil {
 		return nil, err
-	}
-	if kind == signature.Blank || kind == signature.Unfinished {
-		if kind, err = k.format(ctx, v, disk); err != nil {
-			return nil, err
-		}
-	}
-	options := ""
-	switch kind {
-	case signature.Ext4:
-		if options, err = k.checkExt4(ctx, v, disk); err != nil {
-			return nil, err
-		}
-	case signature.XFS:
-		if err := k.canMount(kind); err != nil {
-			return nil, err
-		}
-	default:
-		return nil, errdefs.Preconditionf(
-			"it holds %s instead of an ext4 or xfs file system, and stays unchanged; use the volume as a device, or erase the first and the last MiB of the disk to get a new file system", kind)
 	}
 	flags := uintptr(0)
 	if v.Disk.ReadOnly {
@@ -158,11 +119,8 @@ func (k *Keeper) mountStore(ctx context.Context, v vm.Volume, dev string) (root 
 		if err := os.Mkdir(dir, 0o700); err != nil && !os.IsExist(err) {
 			return err
 		}
-		switch err := unix.Mount(dev, dir, string(kind), flags, options); {
-		case kind == signature.XFS && slices.ContainsFunc(damagedXFS, func(e error) bool { return errors.Is(err, e) }):
-			return errdefs.DataLossf("its xfs file system is damaged, or too new for the kernel of the guest, and is not mounted; run xfs_repair in a VM that has the volume as a device: %w", err)
-		case err != nil:
-			return fmt.Errorf("mount its %s file system: %w", kind, err)
+		if err := unix.Mount(dev, dir, string(kind), flags, options); err != nil {
+			return filesystem.MountError(kind, err)
 		}
 		root, err = os.OpenFile(dir, os.O_RDONLY|unix.O_DIRECTORY|unix.O_NOFOLLOW, 0)
 		return err
@@ -170,81 +128,22 @@ func (k *Keeper) mountStore(ctx context.Context, v vm.Volume, dev string) (root 
 	return root, err
 }
 
-// damagedXFS are the errors of a mount of xfs for what the disk holds.
-var damagedXFS = []error{unix.EUCLEAN, unix.EINVAL, unix.ENOSYS, unix.EFBIG, unix.EBADMSG}
-
-// openDisk opens a device, which must be writable unless readOnly.
-func openDisk(dev string, readOnly bool) (*os.File, error) {
-	f, err := os.Open(dev)
-	if err != nil || readOnly {
-		return f, err
+// rules are those by which the disk of v gets its file system.
+func (k *Keeper) rules(v vm.Volume) filesystem.Rules {
+	return filesystem.Rules{
+		ReadOnly: v.Disk.ReadOnly, FSType: v.Disk.FSType, Group: v.Group,
+		Keep:      limited(v), // the host gets freed space of a volume's disk back, but a file in the writable layer keeps its blocks
+		MountsXFS: k.mountsXFS, MakeXFS: k.makeXFS, Check: k.machine.Check,
 	}
-	fixed, err := readOnlyDisk(f)
-	if err == nil && fixed {
-		err = errdefs.Preconditionf("the disk is read-only; use the volume read-only")
-	}
-	if err = errors.Join(err, f.Close()); err != nil {
-		return nil, err
-	}
-	return os.OpenFile(dev, os.O_RDWR, 0)
 }
 
-// contentOf tells what a disk holds.
-func contentOf(disk *os.File) (signature.Kind, error) {
-	size, err := disk.Seek(0, io.SeekEnd)
-	if err != nil {
-		return "", fmt.Errorf("look at its size: %w", err)
-	}
-	const usual = 128 << 10 // where the signatures of nearly all disks are
-	window := make([]byte, min(size, signature.Window))
-	for _, head := range [][]byte{window[:min(len(window), usual)], window} {
-		if _, err := disk.ReadAt(head, 0); err != nil {
-			return "", fmt.Errorf("look for a file system: %w", err)
-		}
-		if kind := signature.Identify(head, nil); kind != signature.Blank && kind != signature.Unknown {
-			return kind, nil
-		}
-	}
-	if signature.Identify(window, nil) == signature.Unknown {
-		return signature.Unknown, nil
-	}
-	if _, err := disk.ReadAt(window, size-int64(len(window))); err != nil {
-		return "", fmt.Errorf("look for a file system: %w", err)
-	}
-	return signature.Identify(nil, window), nil
-}
-
-// format makes a file system on a blank disk.
-func (k *Keeper) format(ctx context.Context, v vm.Volume, disk *os.File) (signature.Kind, error) {
-	if v.Disk.ReadOnly {
-		return "", errdefs.Preconditionf("the disk is blank, and a read-only volume cannot get a file system; use it in a VM that can write to it first")
-	}
-	if v.Disk.FSType == string(signature.XFS) {
-		return signature.XFS, k.formatXFS(ctx, disk)
-	}
-	size, err := disk.Seek(0, io.SeekEnd)
-	if err != nil {
-		return "", fmt.Errorf("look at its size: %w", err)
-	}
-	e := format.Empty{Size: size, Mode: 0o777, Now: time.Now()}
-	if v.Group != nil {
-		e.Mode, e.GID = 0o777|unix.S_ISGID, uint32(*v.Group)
-	}
-	_, _ = rand.Read(e.ID[:])
-	e.ID[6], e.ID[8] = e.ID[6]&0x0f|0x40, e.ID[8]&0x3f|0x80 // a random UUID, as tools expect it
-	return signature.Ext4, format.Format(disk, e)
-}
-
-// formatXFS has no writer of ours: it needs the image's.
-func (k *Keeper) formatXFS(ctx context.Context, disk *os.File) error {
-	if err := k.canMount(signature.XFS); err != nil {
-		return err
-	}
+// makeXFS has no writer of ours: it needs the image's.
+func (k *Keeper) makeXFS(ctx context.Context, dev string) error {
 	i := slices.IndexFunc(mkfsXFS, func(file string) bool { return unix.Access(file, unix.X_OK) == nil })
 	if i < 0 {
 		return errdefs.Preconditionf("the disk is blank, and the image has no mkfs.xfs to make an xfs file system; use ext4, or an image with xfsprogs")
 	}
-	code, output, err := k.machine.Run(ctx, mkfsXFS[i], "-q", disk.Name())
+	code, output, err := k.machine.Run(ctx, mkfsXFS[i], "-q", dev)
 	if err == nil && code != 0 {
 		err = errdefs.New(errdefs.Internal, "mkfs.xfs ended with code %d: %s", code, output)
 	}
@@ -253,9 +152,9 @@ func (k *Keeper) formatXFS(ctx context.Context, disk *os.File) error {
 
 var mkfsXFS = []string{"/usr/sbin/mkfs.xfs", "/sbin/mkfs.xfs", "/usr/bin/mkfs.xfs"}
 
-// canMount returns an error if the kernel does not know the kind of file system, even after what is needed for xfs was loaded.
-func (k *Keeper) canMount(kind signature.Kind) error {
-	if kind == signature.XFS && k.machine.XFS != nil {
+// mountsXFS returns an error if the kernel does not know xfs, even after what is needed for it was loaded.
+func (k *Keeper) mountsXFS() error {
+	if k.machine.XFS != nil {
 		if err := k.machine.XFS(); err != nil {
 			return err
 		}
@@ -264,78 +163,8 @@ func (k *Keeper) canMount(kind signature.Kind) error {
 	if err != nil {
 		return fmt.Errorf("list what the kernel can mount: %w", err)
 	}
-	if !slices.Contains(strings.Fields(string(text)), string(kind)) {
-		return errdefs.Unsupportedf("the kernel of the guest cannot mount %s; use ext4, or use the volume as a device", kind)
-	}
-	return nil
-}
-
-// checkExt4 returns the options to mount a file system with. It repairs one with errors if it can, and fails if it cannot.
-func (k *Keeper) checkExt4(ctx context.Context, v vm.Volume, disk *os.File) (options string, err error) {
-	const common = "errors=remount-ro"
-	state, err := ext4.StateOf(disk.Name())
-	if err != nil {
-		return "", err
-	}
-	fixed, err := readOnlyDisk(disk)
-	if err != nil {
-		return "", err
-	}
-	switch {
-	case state.Damaged && fixed:
-		return "", errdefs.DataLossf("its ext4 file system has errors, and the disk is read-only; use the volume in a VM that can write to it, which repairs it, or run e2fsck on the disk")
-	case state.Damaged:
-		return common + writable(v), k.repair(ctx, disk)
-	case fixed && state.Replay:
-		return "", errdefs.Preconditionf("its ext4 file system was not unmounted, and its journal cannot be replayed because the disk is read-only; use the volume in a VM that can write to it first")
-	case fixed:
-		return common + ",noload", nil
-	case v.Disk.ReadOnly:
-		return common, nil
-	}
-	return common + writable(v), nil
-}
-
-// writable returns options of a file system that is written to. The kernel does not fill the tables of inodes with zeros, which would
-// use the host's disk; checksums tell it which inodes were ever used. The host gets freed space of a volume's disk back, but a file in
-// the writable layer keeps its blocks.
-func writable(v vm.Volume) string {
-	if limited(v) {
-		return ",noinit_itable"
-	}
-	return ",discard,noinit_itable"
-}
-
-func readOnlyDisk(disk *os.File) (bool, error) {
-	n, err := unix.IoctlGetInt(int(disk.Fd()), unix.BLKROGET)
-	if err != nil {
-		return false, fmt.Errorf("ask whether it is read-only: %w", err)
-	}
-	return n != 0, nil
-}
-
-// repairLimit limits a repair, which does not end early when the host goes away.
-const repairLimit = 30 * time.Minute
-
-// maxRepaired is the highest exit code of e2fsck that means success: 1 and 2 tell that it has repaired something.
-const maxRepaired = 2
-
-// repair runs e2fsck on a file system with errors.
-func (k *Keeper) repair(ctx context.Context, disk *os.File) error {
-	ctx, cancel := context.WithTimeout(context.WithoutCancel(ctx), repairLimit)
-	defer cancel()
-	code, output, err := k.machine.Check(ctx, "-p", disk.Name())
-	if err == nil && code > maxRepaired {
-		err = errdefs.DataLossf("e2fsck -p cannot repair it (code %d): %s", code, output)
-	}
-	if err == nil {
-		var state ext4.State
-		if state, err = ext4.StateOf(disk.Name()); err == nil && state.Damaged {
-			err = errdefs.DataLossf("e2fsck -p has left errors: %s", output)
-		}
-	}
-	if err != nil {
-		return fmt.Errorf("its ext4 file system has errors and is not mounted; run e2fsck on the disk while no VM uses it: %w", err)
+	if !slices.Contains(strings.Fields(string(text)), string(signature.XFS)) {
+		return errdefs.Unsupportedf("the kernel of the guest cannot mount %s; use ext4, or use the volume as a device", signature.XFS)
 	}
 	return nil
 }

@@ -40,8 +40,6 @@ func (d *Driver) cgroups() cgroups {
 	return cgroups{mount: findCgroup2(bytes.NewReader(mounts)), name: d.cfg.Cgroup, v1: findCgroup1(bytes.NewReader(mounts))}
 }
 
-var unescapeMount = strings.NewReplacer(`\040`, " ", `\011`, "\t", `\012`, "\n", `\134`, `\`)
-
 // findCgroup2 returns the mount point of a writable cgroup v2 tree, also on hybrid hosts; "" if there is none.
 func findCgroup2(mountinfo io.Reader) string {
 	for sc := bufio.NewScanner(mountinfo); sc.Scan(); {
@@ -51,7 +49,7 @@ func findCgroup2(mountinfo io.Reader) string {
 			continue
 		}
 		if slices.Contains(strings.Split(fields[5], ","), "rw") {
-			return unescapeMount.Replace(fields[4])
+			return proc.MountPath(fields[4])
 		}
 	}
 	return ""

@@ -47,7 +47,7 @@ func (i *instance) plugFolder(at string, s hypervisor.Share) error {
 	if err := proc.Detach(at); err != nil { // what an earlier container has left
 		return err
 	}
-	tree, err := proc.MappedTree(dir, ids, s.ReadOnly)
+	tree, err := i.d.mapped(i.h.ID, dir, ids, s)
 	if err != nil {
 		return err
 	}

@@ -13,6 +13,7 @@ import (
 	"strings"
 
 	"cocoonstack.io/cocoon/internal/errdefs"
+	"cocoonstack.io/cocoon/internal/proc"
 	"cocoonstack.io/cocoon/internal/vm"
 )
 
@@ -40,7 +41,7 @@ func findCgroup1(mountinfo io.Reader) []hierarchy {
 		if !ok || len(fields) < 6 || len(kind) < 3 || kind[0] != "cgroup" || fields[3] != "/" || !slices.Contains(strings.Split(fields[5], ","), "rw") {
 			continue
 		}
-		h := hierarchy{mount: unescapeMount.Replace(fields[4]), controllers: strings.Split(kind[2], ","), device: fields[2]}
+		h := hierarchy{mount: proc.MountPath(fields[4]), controllers: strings.Split(kind[2], ","), device: fields[2]}
 		if !slices.ContainsFunc(all, func(o hierarchy) bool { return o.device == h.device }) {
 			all = append(all, h)
 			memory = memory || slices.Contains(h.controllers, "memory")

@@ -16,6 +16,7 @@ import (
 	"cocoonstack.io/cocoon/internal/hostdir"
 	"cocoonstack.io/cocoon/internal/hypervisor"
 	"cocoonstack.io/cocoon/internal/proc"
+	"cocoonstack.io/cocoon/internal/vm"
 )
 
 // This file shares folders of the node with a guest. Each folder has a server: a virtiofsd, which reads and writes the folder for the
@@ -261,7 +262,7 @@ func (l *launch) serve(ctx context.Context, bin string, log *os.File, s hypervis
 	if err != nil {
 		return nil, err
 	}
-	tree, err := treeOf(s, ids)
+	tree, err := l.treeOf(s, ids)
 	if err != nil {
 		return nil, err
 	}
@@ -302,7 +303,7 @@ func (l *launch) serve(ctx context.Context, bin string, log *os.File, s hypervis
 }
 
 // treeOf returns the mount that the server of s sees. The caller closes it.
-func treeOf(s hypervisor.Share, ids proc.IDs) (*os.File, error) {
+func (l *launch) treeOf(s hypervisor.Share, ids proc.IDs) (*os.File, error) {
 	if s.Live {
 		return proc.LiveTree(s.Path)
 	}
@@ -311,7 +312,7 @@ func treeOf(s hypervisor.Share, ids proc.IDs) (*os.File, error) {
 		return nil, err
 	}
 	defer dir.Close()
-	return proc.MappedTree(dir, ids, s.ReadOnly)
+	return l.d.mapped(l.plan.ID, dir, ids, s)
 }
 
 // shareFault says why a server has ended while QEMU started, nil if none has.
@@ -338,4 +339,14 @@ func lastLine(log string) (last string) {
 		}
 	}
 	return last[:min(len(last), 500)]
+}
+
+// mapped returns the mount of s, whose folder is dir, for the VM id.
+func (d *Driver) mapped(id vm.ID, dir *os.File, ids proc.IDs, s hypervisor.Share) (*os.File, error) {
+	tree, err := proc.MappedTree(dir, ids, proc.Tree{ReadOnly: s.ReadOnly, Below: s.Below, ReadOnlyBelow: s.ReadOnlyBelow})
+	if s.Below && errdefs.Is(err, errdefs.Unsupported) {
+		d.log.Warn("what is mounted below a folder is not shared", "vm", id, "path", s.Path, "err", err)
+		return proc.MappedTree(dir, ids, proc.Tree{ReadOnly: s.ReadOnly})
+	}
+	return tree, err
 }

@@ -51,7 +51,7 @@ func shareOnly(t *testing.T) *launch {
 		t.Fatal(err)
 	}
 	defer dir.Close()
-	tree, err := proc.MappedTree(dir, proc.IDs{Base: DefaultUIDBase, Count: idBlock}, false)
+	tree, err := proc.MappedTree(dir, proc.IDs{Base: DefaultUIDBase, Count: idBlock}, proc.Tree{})
 	if errdefs.Is(err, errdefs.Unsupported) {
 		need.Missing(t, "a folder for temporary files on a file system that maps users, such as ext4")
 	}

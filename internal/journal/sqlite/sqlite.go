@@ -105,7 +105,7 @@ func (j *Journal) connect(ctx context.Context, path string) (err error) {
 	if j.conn, err = j.write.Conn(ctx); err != nil {
 		return err
 	}
-	if err = migrate(ctx, j.conn); err != nil {
+	if err = migrate(ctx, j.conn, migrations()); err != nil {
 		return err
 	}
 	if err = j.st.prepare(ctx, j.conn); err != nil {
@@ -189,8 +189,11 @@ func (j *Journal) Close() error {
 	return nil
 }
 
-// classify classifies SQLite errors and adds a remedy.
-func classify(err error) error {
+// classify classifies SQLite errors of a journal and adds a remedy.
+func classify(err error) error { return classified(err, journal.Refuse("the file is damaged")) }
+
+// classified classifies SQLite errors and adds a remedy. damaged is the error of a damaged file.
+func classified(err, damaged error) error {
 	var e *sqlite.Error
 	if !errors.As(err, &e) {
 		return err
@@ -199,7 +202,7 @@ func classify(err error) error {
 	case sqlite3.SQLITE_FULL:
 		return errdefs.New(errdefs.ResourceExhausted, "the disk of the state folder is full; make room and try again: %w", err)
 	case sqlite3.SQLITE_CORRUPT, sqlite3.SQLITE_NOTADB:
-		return errdefs.New(errdefs.DataLoss, "%w (%w)", journal.Refuse("the file is damaged"), err)
+		return errdefs.New(errdefs.DataLoss, "%w (%w)", damaged, err)
 	case sqlite3.SQLITE_BUSY, sqlite3.SQLITE_LOCKED:
 		return errdefs.New(errdefs.Unavailable, "another program holds the file: %w", err)
 	case sqlite3.SQLITE_READONLY, sqlite3.SQLITE_PERM, sqlite3.SQLITE_CANTOPEN:
@@ -229,8 +232,9 @@ func migrations() []string {
 	}
 }
 
-// migrate upgrades the schema to the newest version; each step is one transaction, together with its version number.
-func migrate(ctx context.Context, c *sql.Conn) error {
+// migrate upgrades the schema to the newest version, by those of steps that are missing. Each step is one transaction, together with
+// its version number.
+func migrate(ctx context.Context, c *sql.Conn, steps []string) error {
 	if _, err := c.ExecContext(ctx, `CREATE TABLE IF NOT EXISTS schema (version INTEGER NOT NULL)`); err != nil {
 		return err
 	}
@@ -239,7 +243,6 @@ func migrate(ctx context.Context, c *sql.Conn) error {
 	if err != nil && !errors.Is(err, sql.ErrNoRows) {
 		return err
 	}
-	steps := migrations()
 	if version > len(steps) {
 		return errdefs.Preconditionf("a newer Cocoon wrote it (schema %d, this version knows %d); use the newer Cocoon", version, len(steps))
 	}

@@ -53,7 +53,7 @@ func CloudInit(ctx context.Context, pod *corev1.Pod, from Resolver) (*vm.CloudIn
 			return nil, err
 		}
 		for _, key := range slices.Sorted(maps.Keys(data)) {
-			c.SSHKeys = lines(c.SSHKeys, data[key])
+			c.SSHKeys = append(c.SSHKeys, cloudinit.Keys(data[key])...)
 		}
 	}
 	files, err := s.files(ctx, ask.Files)
@@ -135,18 +135,9 @@ func (s sources) sshKeys(ctx context.Context, ask contract.Virtlet) ([]string, e
 		if err != nil {
 			return nil, err
 		}
-		keys = lines(keys, list)
+		keys = cloudinit.Keys(list)
 	}
-	return lines(keys, ask.SSHKeys), nil
-}
-
-func lines(to []string, text string) []string {
-	for line := range strings.Lines(text) {
-		if line = strings.TrimSpace(line); line != "" {
-			to = append(to, line)
-		}
-	}
-	return to
+	return append(keys, cloudinit.Keys(ask.SSHKeys)...), nil
 }
 
 // files reads each key X with its keys X_path and X_encoding. The default encoding is base64.

@@ -9,6 +9,7 @@ import (
 	corev1 "k8s.io/api/core/v1"
 
 	"cocoonstack.io/cocoon/api/contract"
+	"cocoonstack.io/cocoon/internal/cloudinit"
 	"cocoonstack.io/cocoon/internal/errdefs"
 	"cocoonstack.io/cocoon/internal/guest"
 )
@@ -36,7 +37,7 @@ func Logins(ctx context.Context, pod *corev1.Pod, from Resolver) (guest.Logins, 
 		for _, user := range ask.Logins.Keys[name] {
 			keys := l.Keys[user]
 			for _, at := range slices.Sorted(maps.Keys(data)) {
-				for _, key := range lines(nil, data[at]) {
+				for _, key := range cloudinit.Keys(data[at]) {
 					if !strings.HasPrefix(key, "#") && !slices.Contains(keys, key) {
 						keys = append(keys, key)
 					}

@@ -13,7 +13,7 @@ import (
 	"cocoonstack.io/cocoon/internal/errdefs"
 	"cocoonstack.io/cocoon/internal/kube/convert"
 	"cocoonstack.io/cocoon/internal/kube/podstatus"
-	"cocoonstack.io/cocoon/internal/kube/probe"
+	"cocoonstack.io/cocoon/internal/probing"
 	"cocoonstack.io/cocoon/internal/vm"
 )
 
@@ -63,12 +63,12 @@ func hasPostStart(c *corev1.Container) bool {
 type backgroundTasks struct {
 	held  sync.Mutex
 	over  bool
-	tasks []*probe.Task
+	tasks []*probing.Task
 	hooks []context.CancelFunc
 }
 
 // add registers t, so that stop stops it. hook does the same for a running hook.
-func (d *backgroundTasks) add(t *probe.Task) {
+func (d *backgroundTasks) add(t *probing.Task) {
 	d.held.Lock()
 	defer d.held.Unlock()
 	d.tasks = append(d.tasks, t)

@@ -18,7 +18,7 @@ import (
 	"cocoonstack.io/cocoon/internal/guest"
 	"cocoonstack.io/cocoon/internal/kube/convert"
 	"cocoonstack.io/cocoon/internal/kube/podstatus"
-	"cocoonstack.io/cocoon/internal/kube/probe"
+	"cocoonstack.io/cocoon/internal/probing"
 	"cocoonstack.io/cocoon/internal/vm"
 )
 
@@ -31,14 +31,14 @@ type Prober interface {
 // Config says how the guest of a pod is probed.
 type Config struct {
 	Prober    Prober
-	Scheduler *probe.Scheduler
+	Scheduler *probing.Scheduler
 	// Static means that the pod represents a machine that the node does not run. The creator of such a pod chooses the
 	// address, so the node does not probe addresses that pods must not reach.
 	Static bool
 	// Measured records, for a metric, the duration of each probe of the guest's address.
 	Measured func(time.Duration)
 	// Count counts, for a metric, the result of each probe of the pod's spec. kind is Startup, Liveness or Readiness.
-	Count func(kind string, result probe.Result)
+	Count func(kind string, result probing.Result)
 }
 
 // Spawn starts work in a goroutine. The function that it returns cancels the work's context.

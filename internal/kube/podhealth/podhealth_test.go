@@ -20,7 +20,7 @@ import (
 	"cocoonstack.io/cocoon/internal/errdefs"
 	"cocoonstack.io/cocoon/internal/guest"
 	"cocoonstack.io/cocoon/internal/kube/podstatus"
-	"cocoonstack.io/cocoon/internal/kube/probe"
+	"cocoonstack.io/cocoon/internal/probing"
 	"cocoonstack.io/cocoon/internal/testkit/netns"
 	"cocoonstack.io/cocoon/internal/vm"
 )
@@ -137,9 +137,9 @@ func bubble(t *testing.T, test func(t *testing.T, m *machine), containers ...cor
 				})
 			}
 		}
-		probes := probe.NewScheduler()
+		probes := probing.NewScheduler()
 		work.Go(func() { _ = probes.Run(ctx) })
-		m.Health = New(Config{Prober: m, Scheduler: probes, Measured: func(time.Duration) {}, Count: func(string, probe.Result) {}}, m.owner())
+		m.Health = New(Config{Prober: m, Scheduler: probes, Measured: func(time.Duration) {}, Count: func(string, probing.Result) {}}, m.owner())
 		defer work.Wait()
 		defer cancel()
 		test(t, m)

@@ -13,6 +13,7 @@ import (
 	"cocoonstack.io/cocoon/internal/kube/convert"
 	"cocoonstack.io/cocoon/internal/kube/podstatus"
 	"cocoonstack.io/cocoon/internal/kube/probe"
+	"cocoonstack.io/cocoon/internal/probing"
 	"cocoonstack.io/cocoon/internal/vm"
 )
 
@@ -59,7 +60,7 @@ func (h *Health) watchBy(v *guestMonitor, x *containerMonitor, kind string, p *c
 	delay := time.Duration(p.InitialDelaySeconds) * time.Second
 	delay = min(delay, time.Until(began.Add(delay)))
 	first := kind == kindReadiness && delay <= 0 && v.expect() // Watch waits for its first verdict
-	judge := &probe.Judge{Successes: int(p.SuccessThreshold), Failures: max(int(p.FailureThreshold), 1)}
+	judge := &probing.Judge{Successes: int(p.SuccessThreshold), Failures: max(int(p.FailureThreshold), 1)}
 	period := time.Duration(max(p.PeriodSeconds, 1)) * time.Second
 	x.add(h.cfg.Scheduler.Start(delay, func(ctx context.Context) (time.Duration, bool) {
 		result, why := h.probeContainer(ctx, x.container, kind, p)
@@ -68,7 +69,7 @@ func (h *Health) watchBy(v *guestMonitor, x *containerMonitor, kind string, p *c
 		}
 		verdict := judge.Take(result)
 		more := h.applyVerdict(x, kind, p, verdict, why)
-		if kind == kindStartup && verdict == probe.Success {
+		if kind == kindStartup && verdict == probing.Success {
 			h.watchContainer(v, x, began)
 		}
 		if first {
@@ -81,17 +82,17 @@ func (h *Health) watchBy(v *guestMonitor, x *containerMonitor, kind string, p *c
 
 // probeContainer runs one probe and returns the result and its reason. The result is Unknown if the container cannot be
 // probed.
-func (h *Health) probeContainer(ctx context.Context, c *corev1.Container, kind string, p *corev1.Probe) (probe.Result, string) {
+func (h *Health) probeContainer(ctx context.Context, c *corev1.Container, kind string, p *corev1.Probe) (probing.Result, string) {
 	target, ready := h.target(c)
 	if !ready {
-		return probe.Unknown, ""
+		return probing.Unknown, ""
 	}
 	if p.Exec != nil {
 		known := p.DeepCopy()
 		known.Exec.Command = convert.ProbeCommand(c, known.Exec.Command)
 		p = known
 	}
-	var result probe.Result
+	var result probing.Result
 	var why string
 	var err error
 	for range probeTries {
@@ -100,28 +101,28 @@ func (h *Health) probeContainer(ctx context.Context, c *corev1.Container, kind s
 		}
 	}
 	if ctx.Err() != nil {
-		return probe.Unknown, ""
+		return probing.Unknown, ""
 	}
 	why = strings.TrimSpace(strings.ToValidUTF8(why, "�"))
 	switch result {
-	case probe.Unknown:
+	case probing.Unknown:
 		h.owner.Event(corev1.EventTypeWarning, eventUnhealthy, "%s probe errored and resulted in unknown state: %v", kind, err)
-	case probe.Warning:
+	case probing.Warning:
 		h.owner.Event(corev1.EventTypeWarning, eventProbeWarning, "%s probe warning: %s", kind, why)
-	case probe.Failure:
+	case probing.Failure:
 		h.owner.Event(corev1.EventTypeWarning, eventUnhealthy, "%s probe failed: %s", kind, why)
-	case probe.Success:
+	case probing.Success:
 	}
 	h.cfg.Count(kind, result)
 	return result, why
 }
 
 // applyVerdict applies a verdict to the health of x's container, and reports whether the probe continues.
-func (h *Health) applyVerdict(x *containerMonitor, kind string, p *corev1.Probe, verdict probe.Result, why string) bool {
-	if verdict == probe.Unknown {
+func (h *Health) applyVerdict(x *containerMonitor, kind string, p *corev1.Probe, verdict probing.Result, why string) bool {
+	if verdict == probing.Unknown {
 		return true
 	}
-	ok, more := verdict == probe.Success, true
+	ok, more := verdict == probing.Success, true
 	on := h.update(x, func(s *podstatus.Health) (news bool) {
 		switch {
 		case kind == kindReadiness:

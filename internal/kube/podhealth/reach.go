@@ -13,7 +13,7 @@ import (
 	"cocoonstack.io/cocoon/internal/errdefs"
 	"cocoonstack.io/cocoon/internal/kube/convert"
 	"cocoonstack.io/cocoon/internal/kube/podstatus"
-	"cocoonstack.io/cocoon/internal/kube/probe"
+	"cocoonstack.io/cocoon/internal/probing"
 	"cocoonstack.io/cocoon/internal/reach"
 )
 
@@ -78,7 +78,7 @@ func (v *guestMonitor) await(ctx context.Context) {
 }
 
 // check returns the periodic check whether the guest can be reached. ready is the state at the beginning.
-func (h *Health) check(v *guestMonitor, ready bool) probe.Check {
+func (h *Health) check(v *guestMonitor, ready bool) probing.Check {
 	cold := wait.Backoff{Duration: probeFirst, Factor: 1.5, Steps: math.MaxInt, Cap: probeCold}
 	failures, pause, first := 0, cold, true
 	return func(ctx context.Context) (time.Duration, bool) {

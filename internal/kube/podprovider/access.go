@@ -17,6 +17,7 @@ import (
 	"cocoonstack.io/cocoon/api/contract"
 	"cocoonstack.io/cocoon/internal/errdefs"
 	"cocoonstack.io/cocoon/internal/guest"
+	"cocoonstack.io/cocoon/internal/guest/console"
 	"cocoonstack.io/cocoon/internal/kube/convert"
 	"cocoonstack.io/cocoon/internal/kube/podstatus"
 	"cocoonstack.io/cocoon/internal/reach"
@@ -26,8 +27,8 @@ import (
 // door gives the kubelet's HTTP API access to the pods: exec, attach, logs and port-forward.
 type door struct {
 	pods    *index
-	allowed []netip.Prefix // networks to which ports of static pods may be forwarded
-	serial  consoles       // of guests that boot their own system
+	allowed []netip.Prefix   // networks to which ports of static pods may be forwarded
+	serial  console.Consoles // of guests that boot their own system
 }
 
 // Exec runs a command in the pod's guest. Errors: NotFound (no such pod or container), FailedPrecondition (not running, or Windows without
@@ -72,7 +73,7 @@ func (d *door) Attach(ctx context.Context, namespace, pod, container string, a g
 			}
 			return keeper.Console(ctx, string(rec.ID))
 		}
-		return d.serial.attach(ctx, rec.ID, consoleSource{open, func(ctx context.Context) []byte { return screenOf(ctx, st.guests, rec.ID) }}, s)
+		return d.serial.Attach(ctx, rec.ID, console.Source{Open: open, Screen: func(ctx context.Context) []byte { return console.ScreenOf(ctx, st.guests, rec.ID) }}, s)
 	}
 	return st.guests.Logs(ctx, string(rec.ID), guest.LogOptions{Follow: true, Serial: true}, func(e guest.LogEntry) error {
 		if s.Stdout == nil {
@@ -250,14 +251,7 @@ func (d *door) Forward(ctx context.Context, namespace, pod string, port int, str
 	if err != nil {
 		return errdefs.Unavailablef("connect to port %d of pod %q: %w; the program in the guest must listen on the guest's address, not only on loopback", port, pod, err)
 	}
-	defer c.Close()
-	defer context.AfterFunc(ctx, func() { c.Close() })()
-	go func() { // ends when the caller closes the stream
-		_, _ = io.Copy(c, stream)
-		_ = c.(*net.TCPConn).CloseWrite()
-	}()
-	_, err = io.Copy(stream, c)
-	return err
+	return reach.Join(ctx, c, stream)
 }
 
 // readRecorder is a reader that records whether data was read from it.

@@ -10,7 +10,7 @@ import (
 	"cocoonstack.io/cocoon/internal/kube/convert"
 	"cocoonstack.io/cocoon/internal/kube/podhealth"
 	"cocoonstack.io/cocoon/internal/kube/podvolumes"
-	"cocoonstack.io/cocoon/internal/kube/probe"
+	"cocoonstack.io/cocoon/internal/probing"
 	"cocoonstack.io/cocoon/internal/vm"
 )
 
@@ -24,7 +24,7 @@ type common struct {
 	keeper     keeper
 	pace       *rate.Limiter // rate limit of the status writes that may be delayed
 	objects    *podvolumes.Objects
-	probes     *probe.Scheduler
+	probes     *probing.Scheduler
 	background func(func(context.Context)) context.CancelFunc // runs work that lasts at most as long as Run; nil before Run
 }
 

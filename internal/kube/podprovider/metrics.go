@@ -6,6 +6,7 @@ import (
 	"github.com/prometheus/client_golang/prometheus"
 
 	"cocoonstack.io/cocoon/internal/kube/probe"
+	"cocoonstack.io/cocoon/internal/probing"
 )
 
 // Metrics are the metrics of the provider. They have the names that existing dashboards use.
@@ -75,8 +76,8 @@ func result(err error) string {
 }
 
 // probed counts the result of a probe from a pod's spec.
-func (m *Metrics) probed(kind string, r probe.Result) {
-	words := map[probe.Result]string{probe.Success: "successful", probe.Warning: "successful", probe.Failure: "failed", probe.Unknown: "unknown"}
+func (m *Metrics) probed(kind string, r probing.Result) {
+	words := map[probing.Result]string{probing.Success: "successful", probing.Warning: "successful", probing.Failure: "failed", probing.Unknown: "unknown"}
 	m.probes.WithLabelValues(kind, words[r]).Inc()
 }
 

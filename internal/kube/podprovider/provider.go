@@ -16,8 +16,8 @@ import (
 	"cocoonstack.io/cocoon/internal/kube/convert"
 	"cocoonstack.io/cocoon/internal/kube/podsnapshots"
 	"cocoonstack.io/cocoon/internal/kube/podvolumes"
-	"cocoonstack.io/cocoon/internal/kube/probe"
 	"cocoonstack.io/cocoon/internal/kube/stats"
+	"cocoonstack.io/cocoon/internal/probing"
 	"cocoonstack.io/cocoon/internal/vm"
 )
 
@@ -63,7 +63,7 @@ func New(cfg Config, deps Deps) (*Provider, error) {
 	deps.Runtime, deps.Snapshots = nil, nil
 	c := &common{
 		cfg: cfg, Deps: deps, node: node, index: newIndex(m), deletions: deletionLog{pods: map[types.UID]time.Time{}}, keeper: keeper{seen: map[string]time.Time{}}, pace: rate.NewLimiter(waitingRate, waitingBurst),
-		objects: podvolumes.NewObjects(deps.Client, deps.Log), probes: probe.NewScheduler(),
+		objects: podvolumes.NewObjects(deps.Client, deps.Log), probes: probing.NewScheduler(),
 	}
 	c.objects.Plugins = deps.Plugins
 	return &Provider{

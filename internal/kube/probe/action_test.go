@@ -16,6 +16,7 @@ import (
 	"google.golang.org/grpc/health/grpc_health_v1"
 
 	"cocoonstack.io/cocoon/internal/errdefs"
+	"cocoonstack.io/cocoon/internal/probing"
 
 	corev1 "k8s.io/api/core/v1"
 	"k8s.io/apimachinery/pkg/util/intstr"
@@ -53,22 +54,22 @@ func TestHTTPGet(t *testing.T) {
 		for name, tc := range map[string]struct {
 			path   string
 			change func(*corev1.HTTPGetAction)
-			want   Result
+			want   probing.Result
 			why    string
 		}{
-			"ok": {path: "/ok?a=b", want: Success, why: fmt.Sprintf("127.0.0.1:%d|kube-probe/1.37|*/*|[]|a=b", port)},
+			"ok": {path: "/ok?a=b", want: probing.Success, why: fmt.Sprintf("127.0.0.1:%d|kube-probe/1.37|*/*|[]|a=b", port)},
 			"headers": {path: "/ok", change: func(a *corev1.HTTPGetAction) {
 				a.HTTPHeaders = []corev1.HTTPHeader{{Name: "X", Value: "1"}, {Name: "x", Value: "2"}, {Name: "Host", Value: "example"}, {Name: "User-Agent", Value: "me"}, {Name: "Accept", Value: ""}}
-			}, want: Success, why: "example|me||[1 2]|"},
-			"named port":     {path: "/ok", change: func(a *corev1.HTTPGetAction) { a.Port = intstr.FromString("web") }, want: Success},
-			"host":           {path: "/ok", change: func(a *corev1.HTTPGetAction) { a.Host = "127.0.0.2" }, want: Failure, why: "the node's loopback"},
-			"status":         {path: "/bad", want: Failure, why: "HTTP probe failed with statuscode: 418"},
-			"redirect here":  {path: "/here", want: Success},
-			"redirect there": {path: "/there", want: Warning, why: "Probe terminated redirects"},
-			"redirect round": {path: "/round", want: Failure, why: "stopped after 10 redirects"},
-			"timeout":        {path: "/slow", want: Failure, why: "context deadline exceeded"},
-			"no such port":   {path: "/ok", change: func(a *corev1.HTTPGetAction) { a.Port = intstr.FromString("db") }, want: Unknown, why: `container "c" has no port db`},
-			"invalid path":   {path: "%zz", want: Failure, why: ""},
+			}, want: probing.Success, why: "example|me||[1 2]|"},
+			"named port":     {path: "/ok", change: func(a *corev1.HTTPGetAction) { a.Port = intstr.FromString("web") }, want: probing.Success},
+			"host":           {path: "/ok", change: func(a *corev1.HTTPGetAction) { a.Host = "127.0.0.2" }, want: probing.Failure, why: "the node's loopback"},
+			"status":         {path: "/bad", want: probing.Failure, why: "HTTP probe failed with statuscode: 418"},
+			"redirect here":  {path: "/here", want: probing.Success},
+			"redirect there": {path: "/there", want: probing.Warning, why: "Probe terminated redirects"},
+			"redirect round": {path: "/round", want: probing.Failure, why: "stopped after 10 redirects"},
+			"timeout":        {path: "/slow", want: probing.Failure, why: "context deadline exceeded"},
+			"no such port":   {path: "/ok", change: func(a *corev1.HTTPGetAction) { a.Port = intstr.FromString("db") }, want: probing.Unknown, why: `container "c" has no port db`},
+			"invalid path":   {path: "%zz", want: probing.Failure, why: ""},
 		} {
 			a := &corev1.HTTPGetAction{Path: tc.path, Port: intstr.FromInt(port), Scheme: scheme}
 			if tc.change != nil {
@@ -87,7 +88,7 @@ func TestHTTPGet(t *testing.T) {
 		}
 	}
 	unknown := Target{Container: &corev1.Container{}}
-	if got, _, err := unknown.Probe(t.Context(), &corev1.Probe{ProbeHandler: corev1.ProbeHandler{HTTPGet: &corev1.HTTPGetAction{Port: intstr.FromInt(80)}}}); got != Unknown || err == nil {
+	if got, _, err := unknown.Probe(t.Context(), &corev1.Probe{ProbeHandler: corev1.ProbeHandler{HTTPGet: &corev1.HTTPGetAction{Port: intstr.FromInt(80)}}}); got != probing.Unknown || err == nil {
 		t.Errorf("without an address: %d %v", got, err)
 	}
 }
@@ -95,17 +96,17 @@ func TestHTTPGet(t *testing.T) {
 func TestTCPSocket(t *testing.T) {
 	port, _ := site(t, false)
 	target := Target{IP: "127.0.0.1", Container: &corev1.Container{}}
-	try := func(host string) (Result, string) {
+	try := func(host string) (probing.Result, string) {
 		got, why, err := target.Probe(t.Context(), &corev1.Probe{TimeoutSeconds: 1, ProbeHandler: corev1.ProbeHandler{TCPSocket: &corev1.TCPSocketAction{Host: host, Port: intstr.FromInt(port)}}})
 		if err != nil {
 			t.Error(err)
 		}
 		return got, why
 	}
-	if got, why := try(""); got != Success {
+	if got, why := try(""); got != probing.Success {
 		t.Errorf("%d %q", got, why)
 	}
-	if got, why := try("127.0.0.2"); got != Failure || !strings.Contains(why, "the node's loopback") {
+	if got, why := try("127.0.0.2"); got != probing.Failure || !strings.Contains(why, "the node's loopback") {
 		t.Errorf("%d %q", got, why)
 	}
 }
@@ -130,14 +131,14 @@ func TestGRPC(t *testing.T) {
 	for name, tc := range map[string]struct {
 		port    int32
 		service string
-		want    Result
+		want    probing.Result
 		why     string
 	}{
-		"serving":     {healthy, "", Success, ""},
-		"not serving": {healthy, "db", Failure, `service unhealthy (responded with "NOT_SERVING")`},
-		"no service":  {healthy, "cache", Failure, "health rpc probe failed"},
-		"no protocol": {silent, "", Failure, "does not implement the grpc health protocol"},
-		"no listener": {1, "", Failure, "error: health rpc probe failed"},
+		"serving":     {healthy, "", probing.Success, ""},
+		"not serving": {healthy, "db", probing.Failure, `service unhealthy (responded with "NOT_SERVING")`},
+		"no service":  {healthy, "cache", probing.Failure, "health rpc probe failed"},
+		"no protocol": {silent, "", probing.Failure, "does not implement the grpc health protocol"},
+		"no listener": {1, "", probing.Failure, "error: health rpc probe failed"},
 	} {
 		got, why, err := target.Probe(t.Context(), &corev1.Probe{TimeoutSeconds: 2, ProbeHandler: corev1.ProbeHandler{GRPC: &corev1.GRPCAction{Port: tc.port, Service: &tc.service}}})
 		if err != nil || got != tc.want || !strings.Contains(why, tc.why) {
@@ -150,14 +151,14 @@ func TestExec(t *testing.T) {
 	away := errors.New("the agent is unavailable")
 	for name, tc := range map[string]struct {
 		exec Exec
-		want Result
+		want probing.Result
 		why  string
 		err  error
 	}{
-		"success": {func(context.Context, []string) (string, int, error) { return "fine", 0, nil }, Success, "fine", nil},
-		"failure": {func(context.Context, []string) (string, int, error) { return "ill", 2, nil }, Failure, "ill", nil},
-		"timeout": {func(ctx context.Context, _ []string) (string, int, error) { <-ctx.Done(); return "", 0, ctx.Err() }, Failure, `command timed out: "a b" timed out after 1s`, nil},
-		"away":    {func(context.Context, []string) (string, int, error) { return "", 0, away }, Unknown, "", away},
+		"success": {func(context.Context, []string) (string, int, error) { return "fine", 0, nil }, probing.Success, "fine", nil},
+		"failure": {func(context.Context, []string) (string, int, error) { return "ill", 2, nil }, probing.Failure, "ill", nil},
+		"timeout": {func(ctx context.Context, _ []string) (string, int, error) { <-ctx.Done(); return "", 0, ctx.Err() }, probing.Failure, `command timed out: "a b" timed out after 1s`, nil},
+		"away":    {func(context.Context, []string) (string, int, error) { return "", 0, away }, probing.Unknown, "", away},
 	} {
 		target := Target{Exec: tc.exec}
 		got, why, err := target.Probe(t.Context(), &corev1.Probe{TimeoutSeconds: 1, ProbeHandler: corev1.ProbeHandler{Exec: &corev1.ExecAction{Command: []string{"a", "b"}}}})
@@ -165,7 +166,7 @@ func TestExec(t *testing.T) {
 			t.Errorf("%s: %d %q %v", name, got, why, err)
 		}
 		hooked, cancel := context.WithTimeout(t.Context(), 10*time.Millisecond)
-		if err := target.Hook(hooked, &corev1.LifecycleHandler{Exec: &corev1.ExecAction{}}); (err == nil) != (tc.want == Success) {
+		if err := target.Hook(hooked, &corev1.LifecycleHandler{Exec: &corev1.ExecAction{}}); (err == nil) != (tc.want == probing.Success) {
 			t.Errorf("%s as a hook: %v", name, err)
 		}
 		cancel()

@@ -10,6 +10,7 @@ import (
 	corev1 "k8s.io/api/core/v1"
 	"k8s.io/apimachinery/pkg/util/intstr"
 
+	"cocoonstack.io/cocoon/internal/probing"
 	"cocoonstack.io/cocoon/internal/testkit/netns"
 )
 
@@ -40,7 +41,7 @@ func TestProbesDoNotReachTheNode(t *testing.T) {
 			"http": {HTTPGet: &corev1.HTTPGetAction{Host: host, Port: port}},
 		} {
 			got, why, err := guest.Probe(t.Context(), &corev1.Probe{TimeoutSeconds: 5, ProbeHandler: h})
-			if err != nil || got != Failure || !strings.Contains(why, "the node does not connect to") {
+			if err != nil || got != probing.Failure || !strings.Contains(why, "the node does not connect to") {
 				t.Errorf("%s of %s: %d %q %v", what, host, got, why, err)
 			}
 		}
@@ -52,7 +53,7 @@ func TestProbesDoNotReachTheNode(t *testing.T) {
 	if asked != 0 {
 		t.Errorf("the node got %d requests, want none", asked)
 	}
-	if got, why, err := guest.Probe(t.Context(), &corev1.Probe{ProbeHandler: corev1.ProbeHandler{HTTPGet: &corev1.HTTPGetAction{Port: port}}}); got != Success || err != nil {
+	if got, why, err := guest.Probe(t.Context(), &corev1.Probe{ProbeHandler: corev1.ProbeHandler{HTTPGet: &corev1.HTTPGetAction{Port: port}}}); got != probing.Success || err != nil {
 		t.Errorf("the guest itself: %d %q %v", got, why, err)
 	}
 }

@@ -11,6 +11,7 @@ import (
 	"fmt"
 	"net"
 	"net/http"
+	"sync/atomic"
 	"testing"
 	"time"
 
@@ -40,6 +41,7 @@ func TestRotationUnderRequests(t *testing.T) {
 	}
 	cluster.Kubectl(t, "", "create", "namespace", "certs")
 	var keepers []*Keeper
+	var calls atomic.Int32 // of all webhooks
 	none, fail := registration.SideEffectClassNone, registration.Fail
 	rules := []registration.RuleWithOperations{{Operations: []registration.OperationType{"CREATE"}, Rule: registration.Rule{APIGroups: []string{""}, APIVersions: []string{"v1"}, Resources: []string{"configmaps"}}}}
 	mine := &metav1.LabelSelector{MatchLabels: map[string]string{"kubernetes.io/metadata.name": "certs"}}
@@ -51,7 +53,7 @@ func TestRotationUnderRequests(t *testing.T) {
 			Lives: Lives{Authority: 150 * time.Second, Serving: 50 * time.Second, Overlap: 2 * time.Second}, Now: time.Now, // 12 s late is in time
 		}
 		keepers = append(keepers, k)
-		url := "https://" + serve(t, k)
+		url := "https://" + serve(t, k, &calls)
 		run(t, cluster.Config, k)
 		validating.Webhooks = append(validating.Webhooks, registration.ValidatingWebhook{
 			Name: fmt.Sprintf("v%d.example.com", i), ClientConfig: registration.WebhookClientConfig{URL: &url}, Rules: rules, NamespaceSelector: mine,
@@ -77,7 +79,16 @@ func TestRotationUnderRequests(t *testing.T) {
 		_, err := kube.CoreV1().ConfigMaps("certs").Create(t.Context(), &corev1.ConfigMap{ObjectMeta: metav1.ObjectMeta{GenerateName: "c-"}}, metav1.CreateOptions{DryRun: []string{metav1.DryRunAll}})
 		return err
 	}
-	wait(t, "the first request", request)
+	wait(t, "the first request", func() error { // the API server knows all webhooks, and trusts them
+		before := calls.Load()
+		if err := request(); err != nil {
+			return err
+		}
+		if n := calls.Load() - before; n != 4 {
+			return fmt.Errorf("the API server has called %d of 4 webhooks", n)
+		}
+		return nil
+	})
 
 	authorities, servings, done := map[string]bool{}, map[string]bool{}, 0
 	wait(t, "two authorities and four certificates", func() error {
@@ -138,14 +149,15 @@ func TestRotationUnderRequests(t *testing.T) {
 	})
 }
 
-// serve answers webhooks with the keeper's certificate, and allows every request.
-func serve(t *testing.T, k *Keeper) string {
+// serve answers webhooks with the keeper's certificate, allows every request, and counts the calls.
+func serve(t *testing.T, k *Keeper, calls *atomic.Int32) string {
 	t.Helper()
 	l, err := net.Listen("tcp", "127.0.0.1:0")
 	if err != nil {
 		t.Fatal(err)
 	}
 	s := &http.Server{Handler: http.HandlerFunc(func(w http.ResponseWriter, req *http.Request) {
+		calls.Add(1)
 		var review admissionv1.AdmissionReview
 		if err := json.NewDecoder(req.Body).Decode(&review); err != nil || review.Request == nil {
 			http.Error(w, "no review", http.StatusBadRequest)

@@ -12,6 +12,7 @@ import (
 	"golang.org/x/sys/unix"
 
 	"cocoonstack.io/cocoon/internal/errdefs"
+	"cocoonstack.io/cocoon/internal/proc"
 	"cocoonstack.io/cocoon/internal/vm"
 )
 
@@ -96,11 +97,10 @@ func (h Host) cgroup2() string {
 		return ""
 	}
 	defer f.Close()
-	unescape := strings.NewReplacer(`\040`, " ", `\011`, "\t", `\012`, "\n", `\134`, `\`)
 	for sc := bufio.NewScanner(f); sc.Scan(); {
 		mount, fs, ok := strings.Cut(sc.Text(), " - ")
 		if fields := strings.Fields(mount); ok && len(fields) > 4 && strings.HasPrefix(fs, "cgroup2 ") {
-			return unescape.Replace(fields[4])
+			return proc.MountPath(fields[4])
 		}
 	}
 	return ""

@@ -193,7 +193,7 @@ func statusOf(err error) int {
 		return http.StatusBadRequest
 	case errdefs.NotFound:
 		return http.StatusNotFound
-	case errdefs.FailedPrecondition, errdefs.Conflict, errdefs.AlreadyExists:
+	case errdefs.FailedPrecondition, errdefs.Conflict, errdefs.AlreadyExists, errdefs.Unauthenticated, errdefs.PermissionDenied:
 		return http.StatusConflict
 	case errdefs.ResourceExhausted:
 		return http.StatusTooManyRequests

@@ -19,21 +19,28 @@ import (
 // Attach implements network.Network. It does not wait for the lease file. If a crash comes before Run has written it, the tap's
 // alias holds the lease; without the tap, the same name gets the same address again.
 func (n *Network) Attach(ctx context.Context, id vm.ID, name string, index int, spec vm.NICSpec) (nic vm.NIC, err error) {
+	if nic, err = n.attachBy(ctx, id, name, index, spec, tapKind{}); err != nil {
+		return vm.NIC{}, fmt.Errorf("attach vm %s to network %s: %w", name, n.cfg.Name, err)
+	}
+	return nic, nil
+}
+
+// attachBy attaches an interface whose link is of kind by.
+func (n *Network) attachBy(ctx context.Context, id vm.ID, name string, index int, spec vm.NICSpec, by linkKind) (nic vm.NIC, err error) {
 	err = n.single(ctx, tapName(n.cfg.owner(), id, index, 0), func(lv *live) (err error) {
 		if lv == nil {
 			return n.notUp()
 		}
-		nic, err = n.attach(ctx, lv, ipam.Request{ID: id, Name: name, Index: index, MAC: spec.MAC, Policed: spec.Policed}, spec)
+		nic, err = n.attach(ctx, lv, ipam.Request{ID: id, Name: name, Index: index, MAC: spec.MAC, Policed: spec.Policed}, spec, by)
 		return err
 	})
-	if err != nil {
-		return vm.NIC{}, fmt.Errorf("attach vm %s to network %s: %w", name, n.cfg.Name, err)
+	if err == nil {
+		n.markDirty()
 	}
-	n.markDirty()
-	return nic, nil
+	return nic, err
 }
 
-func (n *Network) attach(ctx context.Context, lv *live, r ipam.Request, spec vm.NICSpec) (nic vm.NIC, err error) {
+func (n *Network) attach(ctx context.Context, lv *live, r ipam.Request, spec vm.NICSpec, by linkKind) (nic vm.NIC, err error) {
 	open := spec.Ports
 	if err := n.masquerades(lv, spec.Masquerade); err != nil {
 		return vm.NIC{}, err
@@ -54,7 +61,10 @@ func (n *Network) attach(ctx context.Context, lv *live, r ipam.Request, spec vm.
 	if fresh {
 		back.Push(func(context.Context) error { lv.pool.Cancel(l); return nil })
 	}
-	if err := n.ensureTap(lv, &l, spec.Masquerade, &back); err != nil {
+	if err := n.ensureLink(lv, &l, spec.Masquerade, by, &back); err != nil {
+		return vm.NIC{}, err
+	}
+	if err := by.finish(n, lv, l); err != nil {
 		return vm.NIC{}, err
 	}
 	if len(open) > 0 {
@@ -102,8 +112,8 @@ func (n *Network) nic(lv *live, l ipam.Lease) vm.NIC {
 	return out
 }
 
-// ensureTap creates the tap of l, or finds it, and sets its name in l. It keeps the name that the lease has.
-func (n *Network) ensureTap(lv *live, l *ipam.Lease, m vm.Masquerade, back *undo.Stack) error {
+// ensureLink creates the link of l, or finds it, and sets its name in l.
+func (n *Network) ensureLink(lv *live, l *ipam.Lease, m vm.Masquerade, by linkKind, back *undo.Stack) error {
 	br, err := netlink.LinkByName(n.cfg.Bridge)
 	if err != nil {
 		return errdefs.New(errdefs.FailedPrecondition, "bridge %s is missing: %w; restart the daemon to create it again", n.cfg.Bridge, err)
@@ -111,19 +121,19 @@ func (n *Network) ensureTap(lv *live, l *ipam.Lease, m vm.Masquerade, back *undo
 	for salt := range attempts {
 		name := tapName(n.cfg.owner(), l.ID, l.Index, salt)
 		l.Tap = name
-		err := n.openTap(lv, *l, m, br.Attrs().Index, back)
+		err := n.openLink(lv, *l, m, by, br.Attrs().Index, back)
 		if !errors.Is(err, host.ErrTaken) {
 			return err
 		}
 	}
-	return errdefs.Existsf("all %d link names for a tap of vm %s are taken by others; look at `ip link`", attempts, l.VM)
+	return errdefs.Existsf("all %d link names for an interface of vm %s are taken by others; look at `ip link`", attempts, l.VM)
 }
 
-// attempts is the number of names of a tap. Each has 50 bits, so all are taken only by intent.
+// attempts is the number of names of a link. Each has 50 bits, so all are taken only by intent.
 const attempts = 8
 
-// openTap creates the tap called l.Tap, or uses the existing one if its mark names the same interface.
-func (n *Network) openTap(lv *live, l ipam.Lease, m vm.Masquerade, bridge int, back *undo.Stack) error {
+// openLink creates the link called l.Tap, or uses the existing one if its mark names the same interface.
+func (n *Network) openLink(lv *live, l ipam.Lease, m vm.Masquerade, by linkKind, bridge int, back *undo.Stack) error {
 	if err := n.translate(lv, l, m); err != nil {
 		return err
 	}
@@ -132,7 +142,7 @@ func (n *Network) openTap(lv *live, l ipam.Lease, m vm.Masquerade, bridge int, b
 			return errors.Join(err, n.inside.dismiss(l.Tap))
 		}
 	}
-	err := n.turns.make(func() error { return n.makeTap(lv, l, bridge) })
+	err := n.turns.make(func() error { return by.create(n, lv, l, bridge) })
 	if err == nil {
 		back.Push(func(context.Context) error { return n.detach(lv, l) })
 		return nil
@@ -141,7 +151,7 @@ func (n *Network) openTap(lv *live, l ipam.Lease, m vm.Masquerade, bridge int, b
 		if old, ferr := n.findTap(l.Tap); ferr != nil {
 			err = ferr
 		} else if old != nil && old.lease.ID == l.ID && old.lease.Index == l.Index {
-			return n.turns.make(func() error { return n.freshTap(lv, l, bridge) })
+			return n.turns.make(func() error { return by.reuse(n, lv, l, bridge, old.link) })
 		}
 	}
 	if lv.gate != nil {
@@ -188,6 +198,8 @@ func (n *Network) detach(lv *live, l ipam.Lease) error {
 			return err
 		}
 		l.MAC, l.IP = t.lease.MAC, t.lease.IP
+	} else if err := n.removeUnmarked(l.Tap); err != nil {
+		return err
 	}
 	if lv == nil {
 		return nil

@@ -1,6 +1,7 @@
 package bridge
 
 import (
+	"strings"
 	"testing"
 
 	"github.com/google/nftables"
@@ -16,7 +17,7 @@ func assertClean(t testing.TB) {
 		t.Fatal(err)
 	}
 	for _, l := range links {
-		if l.Type() == "bridge" || l.Type() == "tuntap" {
+		if l.Type() == "bridge" || l.Type() == "tuntap" || strings.HasPrefix(l.Attrs().Name, "ct") {
 			t.Errorf("%s %s is left (%s)", l.Type(), l.Attrs().Name, l.Attrs().Alias)
 		}
 	}

@@ -4,6 +4,7 @@ import (
 	"fmt"
 	"net"
 	"net/netip"
+	"slices"
 
 	"github.com/google/nftables"
 	"github.com/google/nftables/expr"
@@ -136,26 +137,36 @@ func (n *Network) ensureIPv6(br netlink.Link, prefix netip.Prefix) error {
 			return err
 		}
 	}
-	want := []netip.Prefix{netip.PrefixFrom(router6, radv.Prefix), netip.PrefixFrom(gateway6(prefix), radv.Prefix)}
-	have, err := netlink.AddrList(br, netlink.FAMILY_V6)
+	return setAddresses6(br, netip.PrefixFrom(router6, radv.Prefix), netip.PrefixFrom(gateway6(prefix), radv.Prefix))
+}
+
+// setAddresses6 makes want the only IPv6 addresses of l.
+func setAddresses6(l netlink.Link, want ...netip.Prefix) error {
+	name := l.Attrs().Name
+	have, err := netlink.AddrList(l, netlink.FAMILY_V6)
 	if err != nil {
-		return fmt.Errorf("list addresses of %s: %w", n.cfg.Bridge, err)
+		return fmt.Errorf("list addresses of %s: %w", name, err)
 	}
 	for _, a := range have {
-		if a.IPNet.String() != want[0].String() && a.IPNet.String() != want[1].String() {
-			if err := netlink.AddrDel(br, &a); err != nil {
-				return fmt.Errorf("remove address %s from %s: %w", a.IPNet, n.cfg.Bridge, err)
+		if !slices.ContainsFunc(want, func(p netip.Prefix) bool { return a.IPNet.String() == p.String() }) {
+			if err := netlink.AddrDel(l, &a); err != nil {
+				return fmt.Errorf("remove address %s from %s: %w", a.IPNet, name, err)
 			}
 		}
 	}
 	for _, p := range want {
 		ipnet := &net.IPNet{IP: p.Addr().AsSlice(), Mask: net.CIDRMask(p.Bits(), 128)}
 		// No duplicate detection: no guest can use an address other than its own.
-		if err := netlink.AddrReplace(br, &netlink.Addr{IPNet: ipnet, Flags: unix.IFA_F_NODAD}); err != nil {
-			return fmt.Errorf("give %s the address %s: %w", n.cfg.Bridge, p, err)
+		if err := netlink.AddrReplace(l, &netlink.Addr{IPNet: ipnet, Flags: unix.IFA_F_NODAD}); err != nil {
+			return fmt.Errorf("give %s the address %s: %w", name, p, err)
 		}
 	}
 	return nil
+}
+
+// linkLocal is the link-local address of a guest with that MAC.
+func linkLocal(mac net.HardwareAddr) netip.Prefix {
+	return netip.PrefixFrom(radv.Address(radv.LinkLocal, mac), radv.Prefix)
 }
 
 // ICMP messages: the echo of both versions, and those of neighbours and routers (RFC 4861).

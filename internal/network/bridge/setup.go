@@ -43,7 +43,7 @@ func (n *Network) Setup(ctx context.Context) error {
 	})
 }
 
-// tap is an existing tap of ours.
+// tap is an existing link of ours, of any kind.
 type tap struct {
 	link  netlink.Link
 	lease ipam.Lease
@@ -282,6 +282,9 @@ func (n *Network) build(ctx context.Context, lv *live, st state, taps []tap) (er
 			back.Push(func(context.Context) error { return host.SetSysctl(f.key, *f.before) })
 		}
 	}
+	if err := n.removeAllUnmarked(); err != nil {
+		return err
+	}
 	br, err := netlink.LinkByName(n.cfg.Bridge)
 	if err != nil {
 		return fmt.Errorf("look for bridge %s: %w", n.cfg.Bridge, err)
@@ -330,7 +333,7 @@ func (lv *live) vacant(guests []ipam.Lease) func(flow) bool {
 	}
 }
 
-// taps lists the taps that have our mark.
+// taps lists the links of interfaces that have our mark.
 func (n *Network) taps() ([]tap, error) {
 	links, err := host.ListLinks()
 	if err != nil {
@@ -427,7 +430,7 @@ func (n *Network) teardown() error {
 		errs = append(errs, n.file.Sync(n.live.pool))
 	}
 	taps, err := n.taps()
-	errs = append(errs, err)
+	errs = append(errs, err, n.removeAllUnmarked())
 	_, err = n.unplug(taps)
 	errs = append(errs, err)
 	if n.live != nil {

@@ -93,25 +93,27 @@ func (n *Network) add(ctx context.Context, r record) (_ vm.NIC, err error) {
 	if len(r.Ports) > 0 && !mapsPorts(list) {
 		return vm.NIC{}, errdefs.Preconditionf("no plugin of the conflist can forward ports of the host; add one with the capability portMappings, such as portmap, or request no ports")
 	}
-	if err := n.save(r); err != nil {
-		return vm.NIC{}, err
-	}
 	back.Push(func(ctx context.Context) error { return n.remove(ctx, r) })
-	if err := n.space(r).Make(); err != nil {
+	if err := n.saving(r, func() error { return n.space(r).Make() }); err != nil {
 		return vm.NIC{}, err
 	}
 	if err := n.plug(ctx, list, &r); err != nil {
 		return vm.NIC{}, err
 	}
 	r.Added = true
-	if err := n.save(r); err != nil {
-		return vm.NIC{}, err
-	}
-	if err := n.join(r); err != nil {
+	if err := n.saving(r, func() error { return n.join(r) }); err != nil {
 		return vm.NIC{}, err
 	}
 	back.Release()
 	return r.NIC, nil
+}
+
+// saving saves r, which waits for the disk, while do runs.
+func (n *Network) saving(r record, do func() error) error {
+	saved := make(chan error, 1)
+	go func() { saved <- n.save(r) }()
+	err := do()
+	return errors.Join(<-saved, err)
 }
 
 // macFree refuses a requested MAC that another interface of the network has.

@@ -24,6 +24,15 @@ func (s Space) Do(fn func() error) error {
 	if s.Path == "" {
 		return fn()
 	}
+	return s.apart(fn)
+}
+
+// Inside is Space.Do for an open namespace.
+func Inside(f *os.File, fn func() error) error {
+	return Space{Path: fmt.Sprintf("/proc/self/fd/%d", f.Fd())}.apart(fn)
+}
+
+func (s Space) apart(fn func() error) error {
 	done := make(chan error, 1)
 	go func() { done <- s.enter(fn) }()
 	return <-done
@@ -59,6 +68,36 @@ func (s Space) enter(fn func() error) error {
 		runtime.UnlockOSThread()
 	}
 	return err
+}
+
+// Open opens the namespace, which then lasts while the file is open.
+// Errors: FailedPrecondition if there is none at the path.
+func (s Space) Open() (*os.File, error) {
+	f, err := os.OpenFile(s.Path, os.O_RDONLY|unix.O_NONBLOCK, 0) // a FIFO does not block it
+	switch {
+	case errors.Is(err, fs.ErrNotExist):
+		return nil, errdefs.New(errdefs.FailedPrecondition, "there is no network namespace at %s: %w", s.Path, err)
+	case err != nil:
+		return nil, fmt.Errorf("open network namespace: %w", err)
+	}
+	kind, err := unix.IoctlRetInt(int(f.Fd()), unix.NS_GET_NSTYPE)
+	if err != nil || kind != unix.CLONE_NEWNET {
+		f.Close()
+		return nil, errdefs.Preconditionf("%s is not a network namespace", s.Path)
+	}
+	return f, nil
+}
+
+// Here reports whether f is the namespace of the calling thread.
+func Here(f *os.File) (bool, error) {
+	var own, other unix.Stat_t
+	if err := unix.Stat(threadNS, &own); err != nil {
+		return false, fmt.Errorf("identify own network namespace: %w", err)
+	}
+	if err := unix.Fstat(int(f.Fd()), &other); err != nil {
+		return false, fmt.Errorf("identify network namespace %s: %w", f.Name(), err)
+	}
+	return own.Dev == other.Dev && own.Ino == other.Ino, nil
 }
 
 // Identity identifies the namespace of the calling thread. A namespace created later under the same path has another identity.
@@ -108,10 +147,18 @@ func (s Space) Make() error {
 	return nil
 }
 
+// Unmount removes the topmost namespace from the path, whose file stays. It is no error if there is none.
+func (s Space) Unmount() error {
+	if err := unix.Unmount(s.Path, unix.MNT_DETACH|unix.UMOUNT_NOFOLLOW); err != nil && !errors.Is(err, unix.EINVAL) && !errors.Is(err, unix.ENOENT) {
+		return fmt.Errorf("remove network namespace %s: %w", s.Path, err)
+	}
+	return nil
+}
+
 // Remove removes the namespace and the links in it, provided that no process is inside. It is no error if there is none.
 func (s Space) Remove() error {
-	if err := unix.Unmount(s.Path, unix.MNT_DETACH); err != nil && !errors.Is(err, unix.EINVAL) && !errors.Is(err, unix.ENOENT) {
-		return fmt.Errorf("remove network namespace %s: %w", s.Path, err)
+	if err := s.Unmount(); err != nil {
+		return err
 	}
 	if err := os.Remove(s.Path); err != nil && !errors.Is(err, fs.ErrNotExist) {
 		return fmt.Errorf("remove network namespace %s: %w", s.Path, err)

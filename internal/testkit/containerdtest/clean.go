@@ -13,7 +13,7 @@ import (
 
 	"golang.org/x/sys/unix"
 
-	"cocoonstack.io/cocoon/internal/app/kubeletnode"
+	"cocoonstack.io/cocoon/internal/proc"
 )
 
 // clean removes the pods, ends containerd, and removes what is left of both. What containerd itself should have removed is an error
@@ -42,7 +42,7 @@ func (d *Daemon) clean() {
 	if !eventually(func() bool { return len(d.processes()) == 0 }) {
 		d.t.Errorf("processes of containerd do not end: %v", d.processes())
 	}
-	for _, path := range kubeletnode.MountsBelow(d.dir) {
+	for _, path := range proc.MountsBelow(d.dir) {
 		if err := unix.Unmount(path, unix.MNT_DETACH); err != nil {
 			d.t.Errorf("unmount %s: %v", path, err)
 		}

@@ -10,7 +10,7 @@ import (
 	"syscall"
 	"testing"
 
-	"cocoonstack.io/cocoon/internal/app/kubeletnode"
+	"cocoonstack.io/cocoon/internal/proc"
 	"cocoonstack.io/cocoon/internal/testkit/ociimage"
 )
 
@@ -47,7 +47,7 @@ func TestPodsOutliveContainerd(t *testing.T) {
 	if _, err := os.Stat(dir); err == nil {
 		t.Error("files are left of a containerd that was killed:", dir)
 	}
-	if left := kubeletnode.MountsBelow(dir); len(left) > 0 {
+	if left := proc.MountsBelow(dir); len(left) > 0 {
 		t.Error("mounts are left:", left)
 	}
 	for _, id := range ids {

@@ -14,8 +14,9 @@ const widow = `
 cat >/dev/null
 [ -d "$WATCHED" ] || exit 0
 cgroups=
-for id in "$WATCHED"/state/io.containerd.runtime.v2.task/k8s.io/*; do
-	cgroups="$cgroups $(echo /sys/fs/cgroup/*/k8s.io/"${id##*/}")"
+for id in "$WATCHED"/state/io.containerd.runtime.v2.task/*/*; do
+	namespace=${id%/*}
+	cgroups="$cgroups $(echo /sys/fs/cgroup/*/"${namespace##*/}/${id##*/}")"
 done
 for round in 1 2 3; do
 	for cgroup in $cgroups; do
@@ -27,7 +28,7 @@ for round in 1 2 3; do
 	done
 	sleep 1
 done
-rmdir $cgroups /sys/fs/cgroup/*/k8s.io 2>/dev/null
+rmdir $cgroups /sys/fs/cgroup/*/k8s.io /sys/fs/cgroup/*/capsule 2>/dev/null
 awk -v below="$WATCHED/" 'index($5, below) == 1 {print $5}' /proc/self/mountinfo | sort -r | xargs -r umount -l
 rm -rf --one-file-system "$WATCHED"
 `

@@ -26,6 +26,7 @@ import (
 	"sigs.k8s.io/yaml"
 
 	"cocoonstack.io/cocoon/internal/app/kubeletnode"
+	"cocoonstack.io/cocoon/internal/proc"
 	"cocoonstack.io/cocoon/internal/testkit/containerdtest"
 	"cocoonstack.io/cocoon/internal/testkit/kubetest"
 	"cocoonstack.io/cocoon/internal/testkit/need"
@@ -182,7 +183,7 @@ func (n *Node) clean() {
 		}
 	}
 	n.end(syscall.SIGTERM)
-	for _, path := range kubeletnode.MountsBelow(n.dir) {
+	for _, path := range proc.MountsBelow(n.dir) {
 		if err := unix.Unmount(path, unix.MNT_DETACH); err != nil {
 			n.t.Errorf("unmount %s: %v", path, err)
 		}

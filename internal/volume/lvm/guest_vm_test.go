@@ -16,7 +16,7 @@ import (
 const guestTime = 20 * time.Minute // on a busy machine; a minute or two on others
 
 // quickTests are the tests of the guest that are quick enough for every run. `make test-lvm` runs all of them.
-const quickTests = "^(TestDevices|TestFull)$"
+const quickTests = "^(TestDevices|TestFull|TestHostMounts)$"
 
 // TestVMThinPool runs tests with the build tag lvmguest in a guest whose kernel has device-mapper, on a real thin pool. COCOON_LVM_RUN
 // chooses others.

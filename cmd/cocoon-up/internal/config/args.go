@@ -23,6 +23,17 @@ func (f flags) args(extra map[string]string) []string {
 // EtcdURL is the address of etcd's client socket.
 func (c *Config) EtcdURL() string { return "unix://" + c.EtcdSocket }
 
+// EtcdArgs are the flags of etcd beyond its address and its folder.
+func (c *Config) EtcdArgs() []string {
+	f := flags{
+		// The only member waits for an election timeout before it becomes leader. The
+		// defaults are made for networks and cost up to a second here.
+		"heartbeat-interval": "20",
+		"election-timeout":   "100",
+	}
+	return f.args(c.Etcd.ExtraArgs)
+}
+
 // APIServerArgs are the flags of kube-apiserver.
 func (c *Config) APIServerArgs() []string {
 	f := flags{

@@ -60,6 +60,8 @@ type Config struct {
 	// Verbosity is klog's -v for all Kubernetes components.
 	Verbosity int `json:"verbosity,omitempty"`
 
+	// Etcd takes those flags that do not change where it serves and stores: see EtcdFlags.
+	Etcd              Component `json:"etcd,omitempty"`
 	APIServer         Component `json:"apiServer,omitempty"`
 	ControllerManager Client    `json:"controllerManager"`
 	Scheduler         Client    `json:"scheduler"`

@@ -29,6 +29,7 @@ func TestArgs(t *testing.T) {
 	for _, name := range []string{"minimal", "full"} {
 		c := load(t, name+".yaml")
 		got := strings.Join(slices.Concat(
+			[]string{"etcd"}, c.EtcdArgs(),
 			[]string{"kube-apiserver"}, c.APIServerArgs(),
 			[]string{"kube-controller-manager"}, c.ControllerManagerArgs(),
 			[]string{"kube-scheduler"}, c.SchedulerArgs(),
@@ -67,6 +68,7 @@ func TestParseRefuses(t *testing.T) {
 		{"unknown key", "securPort: 1", "securPort"},
 		{"key given twice", "dataDir: other", "already set"},
 		{"process-wide flag", "apiServer: {extraArgs: {v: '4'}}", "v applies to the whole process"},
+		{"address of etcd", "etcd: {extraArgs: {listen-client-urls: 'http://0.0.0.0:2379'}}", "listen-client-urls"},
 		{"dashes", "apiServer: {extraArgs: {--event-ttl: 2h}}", "without dashes"},
 		{"bind address", "bindAddress: localhost", "bindAddress"},
 		{"advertised loopback", "advertiseAddress: 127.0.0.1", "cannot be the endpoint"},

@@ -15,6 +15,13 @@ const socketNameMax = 107
 // them for one would silently set them for all, or for none.
 var processFlags = []string{"feature-gates", "leader-elect", "logging-format", "v"}
 
+// EtcdFlags are the flags of etcd that a configuration may set. With unsafe-no-fsync,
+// a power cut loses the cluster: it is for clusters of tests.
+var EtcdFlags = []string{
+	"backend-batch-interval", "backend-batch-limit", "election-timeout", "heartbeat-interval",
+	"max-request-bytes", "quota-backend-bytes", "snapshot-count", "unsafe-no-fsync",
+}
+
 // validate reports all errors at once.
 func (c *Config) validate() error {
 	var errs []error
@@ -53,6 +60,11 @@ func (c *Config) validate() error {
 	}
 	if c.Verbosity < 0 {
 		bad("verbosity %d must not be negative", c.Verbosity)
+	}
+	for name := range c.Etcd.ExtraArgs {
+		if !slices.Contains(EtcdFlags, name) {
+			bad("etcd.extraArgs: %q must be one of: %s", name, strings.Join(EtcdFlags, ", "))
+		}
 	}
 	for key, args := range map[string]map[string]string{
 		"apiServer":         c.APIServer.ExtraArgs,

@@ -3,7 +3,9 @@ package controlplane
 import (
 	"context"
 	"errors"
+	"flag"
 	"fmt"
+	"io"
 	"net/url"
 	"os"
 	"path/filepath"
@@ -21,7 +23,8 @@ import (
 const etcdStartTimeout = time.Minute
 
 // etcd is a single-member etcd that serves on a unix socket and binds no TCP
-// port. Every write is synced to disk before it is acknowledged.
+// port. Every write is synced to disk before it is acknowledged, unless the
+// configuration says unsafe-no-fsync.
 type etcd struct {
 	*embed.Etcd
 	level zap.AtomicLevel
@@ -36,7 +39,11 @@ func startEtcd(ctx context.Context, c *config.Config) (*etcd, error) {
 	if err != nil {
 		return nil, fmt.Errorf("etcd logger: %w", err)
 	}
-	server, err := embed.StartEtcd(etcdConfig(c, logger))
+	conf, err := etcdConfig(c, logger)
+	if err != nil {
+		return nil, err
+	}
+	server, err := embed.StartEtcd(conf)
 	if err != nil {
 		return nil, fmt.Errorf("start etcd: %w", err)
 	}
@@ -55,13 +62,19 @@ func startEtcd(ctx context.Context, c *config.Config) (*etcd, error) {
 	return nil, fmt.Errorf("start etcd: %w", err)
 }
 
-func etcdConfig(c *config.Config, logger *zap.Logger) *embed.Config {
+func etcdConfig(c *config.Config, logger *zap.Logger) (*embed.Config, error) {
 	client := url.URL{Scheme: "unix", Path: c.EtcdSocket}
 	// The peer address is only this member's name in the member list. Nothing
 	// listens on it or connects to it while the cluster has one member.
 	peer := url.URL{Scheme: "http", Host: "127.0.0.1:2380"}
 
 	e := embed.NewConfig()
+	fs := flag.NewFlagSet("etcd", flag.ContinueOnError)
+	fs.SetOutput(io.Discard)
+	e.AddFlags(fs)
+	if err := fs.Parse(c.EtcdArgs()); err != nil {
+		return nil, fmt.Errorf("etcd flags: %w", err)
+	}
 	e.Name = "cocoon-up"
 	e.Dir = filepath.Join(c.DataDir, "etcd")
 	e.ListenClientUrls = []url.URL{client}
@@ -70,12 +83,8 @@ func etcdConfig(c *config.Config, logger *zap.Logger) *embed.Config {
 	e.AdvertisePeerUrls = []url.URL{peer}
 	e.InitialCluster = e.InitialClusterFromName(e.Name)
 	e.EnableGRPCGateway = false
-	// The only member waits for an election timeout before it becomes leader. The
-	// defaults are made for networks and cost up to a second here.
-	e.TickMs = 20
-	e.ElectionMs = 100
 	e.ZapLoggerBuilder = embed.NewZapLoggerBuilder(logger)
-	return e
+	return e, nil
 }
 
 func newEtcdLogger(level zap.AtomicLevel) (*zap.Logger, error) {

@@ -5,7 +5,7 @@ import (
 	"time"
 
 	"cocoonstack.io/cocoon/internal/ext4"
-	"cocoonstack.io/cocoon/internal/guestagent/signature"
+	"cocoonstack.io/cocoon/internal/filesystem/signature"
 )
 
 func with(size, at int, text string) []byte {

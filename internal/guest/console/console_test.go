@@ -1,4 +1,4 @@
-package podprovider
+package console
 
 import (
 	"bytes"
@@ -43,8 +43,8 @@ type opener struct {
 	last  string // its last screen
 }
 
-func (o *opener) source() consoleSource {
-	return consoleSource{o.open, func(context.Context) []byte { return []byte(o.last) }}
+func (o *opener) source() Source {
+	return Source{o.open, func(context.Context) []byte { return []byte(o.last) }}
 }
 
 func (o *opener) open(context.Context) (io.ReadWriteCloser, error) {
@@ -55,7 +55,7 @@ func (o *opener) open(context.Context) (io.ReadWriteCloser, error) {
 // Two sessions share a console: both see the output. The newer one writes, until it leaves. The last one closes the console.
 func TestSharedConsole(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
-		var c consoles
+		var c Consoles
 		near, far := net.Pipe()
 		serial := &opener{con: near}
 		var got screen
@@ -72,7 +72,7 @@ func TestSharedConsole(t *testing.T) {
 			ctx, cancel := context.WithCancel(t.Context())
 			cancels[i], ends[i] = cancel, make(chan error, 1)
 			go func() {
-				ends[i] <- c.attach(ctx, "one", serial.source(), guest.Streams{Stdin: in, Stdout: &seen[i]})
+				ends[i] <- c.Attach(ctx, "one", serial.source(), guest.Streams{Stdin: in, Stdout: &seen[i]})
 				in.Close()
 			}()
 			synctest.Wait()
@@ -111,7 +111,7 @@ func TestSharedConsole(t *testing.T) {
 // A session whose input has ended writes no more, and one without input never did.
 func TestConsoleInputEnds(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
-		var c consoles
+		var c Consoles
 		near, far := net.Pipe()
 		serial := &opener{con: near}
 		var got, first, second screen
@@ -119,7 +119,7 @@ func TestConsoleInputEnds(t *testing.T) {
 		in, typed := io.Pipe()
 		ends := make(chan error, 3)
 		attach := func(s guest.Streams) {
-			go func() { ends <- c.attach(t.Context(), "one", serial.source(), s) }()
+			go func() { ends <- c.Attach(t.Context(), "one", serial.source(), s) }()
 			synctest.Wait()
 		}
 		attach(guest.Streams{Stdin: in, Stdout: &first})
@@ -145,9 +145,9 @@ func TestConsoleInputEnds(t *testing.T) {
 
 func TestConsoleEnds(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
-		var c consoles
+		var c Consoles
 		refused := &opener{err: errdefs.Conflictf("in use")}
-		if err := c.attach(t.Context(), "one", refused.source(), guest.Streams{}); !errdefs.Is(err, errdefs.Conflict) {
+		if err := c.Attach(t.Context(), "one", refused.source(), guest.Streams{}); !errdefs.Is(err, errdefs.Conflict) {
 			t.Errorf("a console that does not open: %v", err)
 		}
 		near, far := net.Pipe()
@@ -155,7 +155,7 @@ func TestConsoleEnds(t *testing.T) {
 		end := make(chan error, 1)
 		var seen screen
 		go func() {
-			end <- c.attach(t.Context(), "one", serial.source(), guest.Streams{Stdin: strings.NewReader(""), Stdout: &seen})
+			end <- c.Attach(t.Context(), "one", serial.source(), guest.Streams{Stdin: strings.NewReader(""), Stdout: &seen})
 		}()
 		synctest.Wait()
 		_, _ = far.Write([]byte("bye"))
@@ -172,14 +172,14 @@ func TestConsoleEnds(t *testing.T) {
 // A session that reads nothing is ended, and does not stop the others.
 func TestConsoleOfASlowSession(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
-		var c consoles
+		var c Consoles
 		near, far := net.Pipe()
 		serial := &opener{con: near}
 		stuck, release := io.Pipe()
 		slow, fast := make(chan error, 1), make(chan error, 1)
-		go func() { slow <- c.attach(t.Context(), vm.ID("one"), serial.source(), guest.Streams{Stdout: release}) }()
+		go func() { slow <- c.Attach(t.Context(), vm.ID("one"), serial.source(), guest.Streams{Stdout: release}) }()
 		var seen screen
-		go func() { fast <- c.attach(t.Context(), vm.ID("one"), serial.source(), guest.Streams{Stdout: &seen}) }()
+		go func() { fast <- c.Attach(t.Context(), vm.ID("one"), serial.source(), guest.Streams{Stdout: &seen}) }()
 		synctest.Wait()
 		total := 0
 		for range consoleBacklog + 10 {
@@ -205,12 +205,12 @@ func TestConsoleOfASlowSession(t *testing.T) {
 // A session sees the last screen first, and nothing of it twice.
 func TestLastScreenOfConsole(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
-		var c consoles
+		var c Consoles
 		near, far := net.Pipe()
 		serial := &opener{con: near, last: "one\ntwo\n$ "}
 		var first, second screen
 		ends := make(chan error, 2)
-		go func() { ends <- c.attach(t.Context(), "one", serial.source(), guest.Streams{Stdout: &first}) }()
+		go func() { ends <- c.Attach(t.Context(), "one", serial.source(), guest.Streams{Stdout: &first}) }()
 		synctest.Wait()
 		_, _ = far.Write([]byte("ls\n"))
 		synctest.Wait()
@@ -219,8 +219,8 @@ func TestLastScreenOfConsole(t *testing.T) {
 		}
 		reading := serial.source()
 		log := make(chan string)
-		reading.screen = func(context.Context) []byte { return []byte(<-log) }
-		go func() { ends <- c.attach(t.Context(), "one", reading, guest.Streams{Stdout: &second}) }()
+		reading.Screen = func(context.Context) []byte { return []byte(<-log) }
+		go func() { ends <- c.Attach(t.Context(), "one", reading, guest.Streams{Stdout: &second}) }()
 		synctest.Wait()
 		_, _ = far.Write([]byte("a file\n")) // the guest writes while the log is read, and afterwards
 		_, _ = far.Write([]byte("$ "))

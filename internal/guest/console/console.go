@@ -1,4 +1,7 @@
-package podprovider
+// Package console shares the serial consoles of guests among the clients that attach to them.
+//
+// It opens no console itself and knows no client.
+package console
 
 import (
 	"bytes"
@@ -28,10 +31,10 @@ const (
 	nowWrites = "\r\n[this session writes to the console again]\r\n"
 )
 
-// consoles shares the serial console of each VM among its sessions, because a hypervisor has room for one reader. Each session
+// Consoles shares the serial console of each VM among its sessions, because a hypervisor has room for one reader. Each session
 // sees the last screen of output and then all output from its start on. One session writes at a time: the newest one that has input. The zero value
 // is ready for use.
-type consoles struct {
+type Consoles struct {
 	mu   sync.Mutex
 	open map[vm.ID]*console // those that have sessions
 }
@@ -40,26 +43,26 @@ type console struct {
 	ready    chan struct{} // closed when con or err is set
 	con      io.ReadWriteCloser
 	err      error
-	sessions map[chan []byte]bool // the value is true once the channel is closed; guarded by consoles.mu
-	writers  []chan []byte        // the sessions that have input, the newest last; guarded by consoles.mu
-	ended    bool                 // guarded by consoles.mu
+	sessions map[chan []byte]bool // the value is true once the channel is closed; guarded by Consoles.mu
+	writers  []chan []byte        // the sessions that have input, the newest last; guarded by Consoles.mu
+	ended    bool                 // guarded by Consoles.mu
 }
 
-// consoleSource opens the serial console of a VM.
-type consoleSource struct {
-	open   func(context.Context) (io.ReadWriteCloser, error)
-	screen func(context.Context) []byte // the last output, as far as it is known
+// Source opens the serial console of a VM.
+type Source struct {
+	Open   func(context.Context) (io.ReadWriteCloser, error)
+	Screen func(context.Context) []byte // the last output, as far as it is known
 }
 
-// attach connects s to the console of t, until ctx or the console ends. Input that ends leaves the session open.
-// Errors: those of t.open. Unavailable for a session that reads too slowly.
-func (c *consoles) attach(ctx context.Context, id vm.ID, t consoleSource, s guest.Streams) error {
+// Attach connects s to the console of t, until ctx or the console ends. Input that ends leaves the session open.
+// Errors: those of t.Open. Unavailable for a session that reads too slowly.
+func (c *Consoles) Attach(ctx context.Context, id vm.ID, t Source, s guest.Streams) error {
 	out := make(chan []byte, consoleBacklog)
 	shared, first := c.join(id, out)
 	defer c.leave(id, shared, out)
 	if first {
 		limited, cancel := context.WithTimeout(context.WithoutCancel(ctx), consoleOpen) // other sessions may wait for it
-		shared.con, shared.err = t.open(limited)
+		shared.con, shared.err = t.Open(limited)
 		cancel()
 		close(shared.ready)
 		if shared.err == nil {
@@ -90,7 +93,7 @@ func (c *consoles) attach(ctx context.Context, id vm.ID, t consoleSource, s gues
 		}
 		return nil
 	}
-	last := t.screen(ctx)
+	last := t.Screen(ctx)
 	if err := show(append(last, unseen(last, queued(out))...)); err != nil {
 		return err
 	}
@@ -131,8 +134,8 @@ func unseen(screen, since []byte) []byte {
 	return since
 }
 
-// screenOf returns the last screen of a VM's serial log.
-func screenOf(ctx context.Context, guests guest.Access, id vm.ID) []byte {
+// ScreenOf returns the last screen of a VM's serial log.
+func ScreenOf(ctx context.Context, guests guest.Access, id vm.ID) []byte {
 	var all []byte
 	_ = guests.Logs(ctx, string(id), guest.LogOptions{Serial: true, Tail: screenLines}, func(e guest.LogEntry) error {
 		all = append(all, e.Data...)
@@ -142,7 +145,7 @@ func screenOf(ctx context.Context, guests guest.Access, id vm.ID) []byte {
 }
 
 // join adds a session. first reports whether the caller must open the console.
-func (c *consoles) join(id vm.ID, out chan []byte) (shared *console, first bool) {
+func (c *Consoles) join(id vm.ID, out chan []byte) (shared *console, first bool) {
 	c.mu.Lock()
 	defer c.mu.Unlock()
 	shared = c.open[id]
@@ -159,7 +162,7 @@ func (c *consoles) join(id vm.ID, out chan []byte) (shared *console, first bool)
 }
 
 // takeOver makes a session the one that writes, and tells the one that did.
-func (c *consoles) takeOver(shared *console, out chan []byte) {
+func (c *Consoles) takeOver(shared *console, out chan []byte) {
 	c.mu.Lock()
 	defer c.mu.Unlock()
 	shared.tell(shared.writer(), nowReads)
@@ -167,7 +170,7 @@ func (c *consoles) takeOver(shared *console, out chan []byte) {
 }
 
 // handBack notes that a session has no more input. The session that now writes is told.
-func (c *consoles) handBack(shared *console, out chan []byte) {
+func (c *Consoles) handBack(shared *console, out chan []byte) {
 	c.mu.Lock()
 	defer c.mu.Unlock()
 	wrote := shared.writer() == out
@@ -177,7 +180,7 @@ func (c *consoles) handBack(shared *console, out chan []byte) {
 	}
 }
 
-// writer returns the session that writes; nil: none. Precondition: consoles.mu is held.
+// writer returns the session that writes; nil: none. Precondition: Consoles.mu is held.
 func (s *console) writer() chan []byte {
 	if len(s.writers) == 0 {
 		return nil
@@ -185,7 +188,7 @@ func (s *console) writer() chan []byte {
 	return s.writers[len(s.writers)-1]
 }
 
-// tell shows a session something that the guest has not written. It is dropped if the session is slow or over. Precondition: consoles.mu is held.
+// tell shows a session something that the guest has not written. It is dropped if the session is slow or over. Precondition: Consoles.mu is held.
 func (s *console) tell(out chan []byte, text string) {
 	if over, there := s.sessions[out]; there && !over && len(out) < cap(out) {
 		out <- []byte(text)
@@ -194,7 +197,7 @@ func (s *console) tell(out chan []byte, text string) {
 
 // typist writes the input of a session. Input of a session that does not write is dropped.
 type typist struct {
-	of      *consoles
+	of      *Consoles
 	shared  *console
 	session chan []byte
 }
@@ -210,7 +213,7 @@ func (t typist) Write(p []byte) (int, error) {
 }
 
 // leave removes a session. The last one closes the console.
-func (c *consoles) leave(id vm.ID, shared *console, out chan []byte) {
+func (c *Consoles) leave(id vm.ID, shared *console, out chan []byte) {
 	c.handBack(shared, out)
 	c.mu.Lock()
 	delete(shared.sessions, out)
@@ -230,7 +233,7 @@ func (c *consoles) leave(id vm.ID, shared *console, out chan []byte) {
 
 // pump gives the output to all sessions until the console ends. A session that does not keep up is ended, so that it delays no
 // other session.
-func (c *consoles) pump(id vm.ID, shared *console) {
+func (c *Consoles) pump(id vm.ID, shared *console) {
 	for buf := make([]byte, consolePiece); ; {
 		n, err := shared.con.Read(buf)
 		piece := append([]byte(nil), buf[:n]...)
@@ -266,7 +269,7 @@ func (s *console) end(out chan []byte) {
 }
 
 // why returns the error of a session whose output has ended: nil if the console has ended.
-func (c *consoles) why(shared *console) error {
+func (c *Consoles) why(shared *console) error {
 	c.mu.Lock()
 	defer c.mu.Unlock()
 	if shared.ended {

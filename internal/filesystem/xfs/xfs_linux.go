@@ -61,7 +61,7 @@ func Grow(dir *os.File, dev string) error {
 	case 0:
 		return nil
 	case unix.EWOULDBLOCK:
-		return errdefs.Unavailablef("another program of the guest is changing the size of the xfs file system; try again")
+		return errdefs.Unavailablef("another program is changing the size of the xfs file system; try again")
 	default:
 		return fmt.Errorf("grow the xfs file system of the disk to %d bytes: %w", size, errno)
 	}

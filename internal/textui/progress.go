@@ -1,4 +1,4 @@
-package cli
+package textui
 
 import (
 	"context"
@@ -17,9 +17,9 @@ const (
 	spinnerLag = 2 * time.Second // shorter operations show nothing
 )
 
-// bar draws one line for each phase of a transfer, with the rate and, if the size is known, the time that is left.
+// Bar draws one line for each phase of a transfer, with the rate and, if the size is known, the time that is left.
 // Nothing else draws. A nil bar draws nothing; it is used where nobody watches.
-type bar struct {
+type Bar struct {
 	out   *os.File
 	name  string
 	phase string
@@ -27,17 +27,17 @@ type bar struct {
 	line  *progressbar.ProgressBar
 }
 
-// bar returns a bar for operations on name, nil if standard error is no terminal.
-func (a *app) bar(name string, quiet bool) *bar {
-	f := file(a.Stderr)
+// NewBar returns a bar for operations on name that is drawn on w, nil if w is no terminal or quiet is set.
+func NewBar(w io.Writer, name string, quiet bool) *Bar {
+	f := File(w)
 	if quiet || f == nil || !term.IsTerminal(int(f.Fd())) {
 		return nil
 	}
-	return &bar{out: f, name: name}
+	return &Bar{out: f, name: name}
 }
 
-// show draws the progress of phase, in bytes; a total that is not positive means unknown.
-func (b *bar) show(phase string, done, total int64) {
+// Show draws the progress of phase, in bytes; a total that is not positive means unknown.
+func (b *Bar) Show(phase string, done, total int64) {
 	if b == nil {
 		return
 	}
@@ -45,23 +45,23 @@ func (b *bar) show(phase string, done, total int64) {
 		total = -1 // a spinner
 	}
 	if b.line == nil || phase != b.phase || total != b.total {
-		b.clear()
+		b.Clear()
 		b.phase, b.total = phase, total
 		b.line = newLine(b.out, phase+" "+b.name, total, progressbar.OptionShowBytes(true), progressbar.OptionSetPredictTime(true))
 	}
 	_ = b.line.Set64(done)
 }
 
-// counter returns show for one phase, for functions that report bytes: nil if nothing is drawn.
-func (b *bar) counter(phase string, total int64) func(int64) {
+// Counter returns Show for one phase, for functions that report bytes: nil if nothing is drawn.
+func (b *Bar) Counter(phase string, total int64) func(int64) {
 	if b == nil {
 		return nil
 	}
-	return func(n int64) { b.show(phase, n, total) }
+	return func(n int64) { b.Show(phase, n, total) }
 }
 
-// clear removes the line.
-func (b *bar) clear() {
+// Clear removes the line.
+func (b *Bar) Clear() {
 	if b != nil && b.line != nil {
 		_ = b.line.Clear()
 	}
@@ -69,14 +69,14 @@ func (b *bar) clear() {
 
 func newLine(out *os.File, what string, total int64, more ...progressbar.Option) *progressbar.ProgressBar {
 	return progressbar.NewOptions64(total, append([]progressbar.Option{
-		progressbar.OptionSetWriter(out), progressbar.OptionSetDescription(cell(what)), progressbar.OptionThrottle(barPause),
+		progressbar.OptionSetWriter(out), progressbar.OptionSetDescription(Cell(what)), progressbar.OptionThrottle(barPause),
 		progressbar.OptionClearOnFinish(), progressbar.OptionSetWidth(barWidth), progressbar.OptionSetRenderBlankState(true),
 	}, more...)...)
 }
 
-// waiting shows on a terminal that what is still in progress, after a short delay, until stop is called.
-func (a *app) waiting(ctx context.Context, what string) (stop func()) {
-	f := file(a.Stderr)
+// Waiting shows on w, if it is a terminal, that what is still in progress, after a short delay, until stop is called.
+func Waiting(ctx context.Context, w io.Writer, what string) (stop func()) {
+	f := File(w)
 	if f == nil || !term.IsTerminal(int(f.Fd())) {
 		return func() {}
 	}
@@ -104,18 +104,18 @@ func (a *app) waiting(ctx context.Context, what string) (stop func()) {
 	return func() { cancel(); wg.Wait() }
 }
 
-// sized counts what is written.
-type sized struct {
-	to   io.Writer
-	n    int64
-	seen func(int64) // may be nil
+// Counter counts what is written to To.
+type Counter struct {
+	To   io.Writer
+	N    int64       // bytes so far
+	Seen func(int64) // is told N; nil: nobody
 }
 
-func (s *sized) Write(p []byte) (int, error) {
-	n, err := s.to.Write(p)
-	s.n += int64(n)
-	if s.seen != nil {
-		s.seen(s.n)
+func (s *Counter) Write(p []byte) (int, error) {
+	n, err := s.To.Write(p)
+	s.N += int64(n)
+	if s.Seen != nil {
+		s.Seen(s.N)
 	}
 	return n, err
 }
