@@ -12,7 +12,7 @@ export GOWORK := off
 export TMPDIR := $(shell hack/tmpdir.sh)
 VERSION  ?= $(shell git describe --tags --always --dirty 2>/dev/null || echo unknown)
 LDFLAGS  := -s -w -X cocoonstack.io/cocoon/internal/version.Version=$(VERSION)
-CMDS     := cocoon cocoond vk-cocoon epoch cocoon-manager
+CMDS     := cocoon cocoond capsulectl vk-cocoon epoch cocoon-manager cocoon-container-log
 TOOL     := go tool -modfile=tools/go.mod
 
 .PHONY: help
@@ -60,6 +60,20 @@ deb: binaries guest ## the Debian package bin/cocoon.deb
 .PHONY: deb-kube-proxy
 deb-kube-proxy: control-plane ## the Debian package bin/cocoon-kube-proxy.deb, for machines of Cocoon's nodes only
 	@hack/deb.sh '$(VERSION)' $(BIN)/cocoon-kube-proxy.deb kube-proxy
+
+.PHONY: os-image
+os-image: binaries guest containerd ## the disk of Cocoon OS, an appliance with two system slots: bin/os/disk.raw (docs/os.md)
+	@VERSION='$(VERSION)' os/build.sh $(BIN)/os
+
+.PHONY: os-check
+os-check: binaries guest containerd ## that disk built twice, and compared byte for byte
+	@VERSION='$(VERSION)' os/build.sh --check $(BIN)/os
+
+MIN_VERSION ?=
+.PHONY: os-bundle
+os-bundle: os-image ## the signed update bundle bin/os/bundle-VERSION.tar of that system; OS_SIGNING_KEY is the key
+	@$(BIN)/os/cache/pack bundle "$${OS_SIGNING_KEY:-$(BIN)/os/signing-key.pem}" '$(VERSION)' '$(MIN_VERSION)' $(BIN)/os $(BIN)/os/bundle-$(VERSION).tar
+	@ls -l $(BIN)/os/bundle-$(VERSION).tar
 
 .PHONY: cloudimg
 cloudimg: ## a small cloud image for the tests into bin/cloudimg.qcow2 (the first build takes some minutes, then it is cached)
@@ -116,7 +130,7 @@ lint: ## a dozen linters chosen for bugs, and the formatter
 	@$(TOOL) golangci-lint fmt --diff
 	@$(TOOL) golangci-lint run ./...
 	@go -C hack/promlint test -count=1 . # what it reads is outside its module, which the cache of tests does not see
-	@shellcheck .ci/run guest/*.sh guest/cloudimg/*.sh guest/pack/rootfs/{init,etc/boot,etc/udhcpc,etc/acpi/*/*} cmd/cocoon-up/*.sh hack/*.sh hack/host/*.sh hack/lvm/*.sh hack/nfs/*.sh internal/app/cocoond/testdata/*.sh hack/conformance/*.sh tools/containerd/*.sh deploy/deb/{,kube-proxy/}{postinst,prerm,postrm} deploy/systemd/kube-proxy-claim deploy/testdata/*.sh
+	@shellcheck .ci/run guest/*.sh guest/cloudimg/*.sh guest/pack/rootfs/{init,etc/boot,etc/udhcpc,etc/acpi/*/*} cmd/cocoon-up/*.sh hack/*.sh hack/host/*.sh os/*.sh os/initramfs/init hack/lvm/*.sh hack/nfs/*.sh internal/app/cocoond/testdata/*.sh hack/conformance/*.sh tools/containerd/*.sh deploy/deb/{,kube-proxy/}{postinst,prerm,postrm} deploy/systemd/kube-proxy-claim deploy/testdata/*.sh
 
 .PHONY: test-arch
 test-arch: ## the house rules: layers and package comments
@@ -192,6 +206,14 @@ test-host: deb demo-image ## Cocoon on a whole emulated machine with KVM, whose 
 	@BIN=$(BIN)/host/newer hack/deb.sh '$(VERSION)+newer' $(BIN)/host/newer.deb
 	@hack/test.sh host
 
+.PHONY: test-os
+test-os: os-image ## the image of Cocoon OS in QEMU: first start, power cut, daemon killed, restart; minutes
+	@go test -vet=off -ldflags '-s -w' -tags os -count=1 -v -timeout 40m ./test/os
+
+.PHONY: replay
+replay: os-image ## each write to the boot partition of Cocoon OS cut off, and what is left started; minutes
+	@go test -vet=off -ldflags '-s -w' -tags replay -count=1 -v -timeout 60m ./test/replay
+
 .PHONY: demo
 demo: setup-demo build origin ## a Pod becomes a VM, before your eyes; leaves nothing behind
 	@hack/demo.sh
@@ -219,7 +241,7 @@ conformance: build conformance-programs ## Kubernetes' conformance tests of GROU
 	@hack/test.sh conformance
 
 .PHONY: critest
-critest: binaries guest demo-image control-plane containerd ## Kubernetes' tests of container runtimes that match CRITEST_FOCUS (all by default), and a kubelet, on a real containerd; minutes
+critest: binaries guest demo-image cloudimg control-plane containerd ## Kubernetes' tests of container runtimes that match CRITEST_FOCUS (all by default), and a kubelet, on a real containerd; minutes
 	@hack/test.sh cri
 
 .PHONY: soak

@@ -30,18 +30,20 @@ var layers = []layer{
 	{"L7 cmd", 7, []string{"cmd/"}, nil},
 	{"L6 app", 6, []string{"internal/app/"}, []string{"*"}},
 
-	{"L5 cli", 5, []string{"internal/cli/"}, []string{"github.com/spf13/", "golang.org/x/", "github.com/schollz/progressbar/"}},
+	{"L5 cli", 5, []string{"internal/cli/"}, []string{"github.com/spf13/", "golang.org/x/"}},
+	{"L5 capsulectl", 5, []string{"internal/capsulectl/"}, []string{"github.com/spf13/", "golang.org/x/", "google.golang.org/", "go.yaml.in/yaml/v3"}},
 	{"L5 nodeapi", 5, []string{"internal/nodeapi/"}, []string{"google.golang.org/", "golang.org/x/"}},
 	{"L5 doctor", 5, []string{"internal/doctor/"}, []string{"golang.org/x/sys/", "github.com/google/nftables"}},
 	{"L5 guest agent", 5, []string{"internal/guestagent/"}, []string{"github.com/cenkalti/backoff", "google.golang.org/", "golang.org/x/", "github.com/creack/pty", "github.com/vishvananda/"}},
 	{"L5 registry", 5, []string{"internal/registry/"}, []string{"github.com/klauspost/compress", "github.com/prometheus", "github.com/minio/", "github.com/opencontainers/", "golang.org/x/"}},
 	{"L5 cri", 5, []string{"internal/cri/"}, []string{"github.com/cenkalti/backoff", "google.golang.org/", "golang.org/x/", "k8s.io/apimachinery/pkg/api/resource", "k8s.io/cri-api/", "k8s.io/cri-streaming/", "k8s.io/utils/exec"}},
+	{"L5 appliance", 5, []string{"internal/appliance/"}, []string{"github.com/cenkalti/backoff", "github.com/google/uuid", "github.com/insomniacslk/dhcp", "github.com/vishvananda/netlink", "google.golang.org/", "golang.org/x/"}},
 	{"L5 kube", 5, []string{"internal/kube/"}, []string{"kubevirt.io/api/", "kubevirt.io/containerized-data-importer-api/", "k8s.io/", "google.golang.org/grpc", "github.com/kubernetes-csi/external-snapshotter/", "sigs.k8s.io/", "github.com/virtual-kubelet/", "github.com/gorilla/mux", "github.com/prometheus", "golang.org/x/", "go.opentelemetry.io/", "gopkg.in/evanphx/json-patch.v4"}},
 
 	{"L4 engine", 4, []string{"internal/engine/"}, []string{"github.com/cenkalti/backoff/"}},
 	{"L4 catalog", 4, []string{"internal/catalog/"}, nil},
 
-	{"L2 contracts", 2, []string{"internal/hypervisor", "internal/image", "internal/network", "internal/guest", "internal/journal", "internal/snapshot", "internal/volume", "internal/csinode", "internal/snapshot/artifact/", "internal/snapshot/bundle/"}, nil},
+	{"L2 contracts", 2, []string{"internal/hypervisor", "internal/image", "internal/network", "internal/guest", "internal/journal", "internal/snapshot", "internal/volume", "internal/csinode", "internal/container", "internal/guest/console/", "internal/snapshot/artifact/", "internal/snapshot/bundle/"}, nil},
 	{"L3 CSI drivers", 3, []string{"internal/csinode/"}, []string{"github.com/cenkalti/backoff", "github.com/container-storage-interface/spec", "github.com/fsnotify/fsnotify", "golang.org/x/sys/", "google.golang.org/grpc", "k8s.io/kubelet/pkg/apis/pluginregistration/"}},
 	{"L3 qemu", 3, []string{"internal/hypervisor/qemu/"}, []string{"github.com/cenkalti/backoff", "golang.org/x/"}},
 	{"L3 fake hypervisor", 3, []string{"internal/hypervisor/fake/"}, nil},
@@ -52,23 +54,32 @@ var layers = []layer{
 	{"L3 network", 3, []string{"internal/network/"}, []string{"github.com/vishvananda/", "github.com/google/nftables", "github.com/insomniacslk/dhcp", "github.com/containernetworking/cni", "golang.org/x/", "github.com/mdlayher/"}},
 	{"L3 guest", 3, []string{"internal/guest/agent/"}, []string{"google.golang.org/", "golang.org/x/"}},
 	{"L3 qemu-guest-agent", 3, []string{"internal/guest/qga/"}, []string{"github.com/cenkalti/backoff"}},
+	{"L3 container log", 3, []string{"internal/container/logfile/"}, []string{"github.com/fsnotify/fsnotify", "golang.org/x/sys/"}},
+	{"L3 shim log", 3, []string{"internal/container/containerd/shimlog/"}, []string{"github.com/cenkalti/backoff", "github.com/containerd/containerd/api/runtime/task/", "github.com/containerd/ttrpc"}},
+	{"L3 containerd", 3, []string{"internal/container/containerd/"}, []string{"github.com/cenkalti/backoff", "github.com/containerd/", "github.com/distribution/reference", "github.com/moby/sys/signal", "github.com/opencontainers/", "golang.org/x/", "google.golang.org/grpc", "google.golang.org/protobuf"}},
 	{"L3 journal", 3, []string{"internal/journal/"}, []string{"modernc.org/sqlite", "golang.org/x/sys/"}},
 
 	{"L2 wire", 2, []string{"internal/nodewire/", "internal/nodeclient/", "internal/nodejson/", "internal/nodecli/", "internal/guest/link/"}, []string{"google.golang.org/", "golang.org/x/sys/"}},
+
+	{"L2 wire", 2, []string{"internal/capsulewire/"}, []string{"google.golang.org/grpc/credentials", "github.com/golang-jwt/jwt/"}},
+	{"L2 wire", 2, []string{"internal/mdns/"}, []string{"github.com/miekg/dns", "golang.org/x/"}},
 
 	{"L1 vocabulary", 1, []string{"internal/vm/"}, nil},
 	{"L1 OCI client", 1, []string{"internal/ociclient/"}, []string{"github.com/cenkalti/backoff", "github.com/google/go-containerregistry", "github.com/opencontainers/go-digest"}},
 	{"L1 disk overlays", 1, []string{"internal/qcow2/"}, []string{"golang.org/x/sys/"}},
 	{"L1 file systems", 1, []string{"internal/ext4/"}, nil},
+	{"L1 text interface", 1, []string{"internal/textui/"}, []string{"github.com/spf13/", "golang.org/x/term", "github.com/schollz/progressbar/"}},
+	{"L1 disks with file systems", 1, []string{"internal/filesystem/"}, []string{"golang.org/x/sys/"}},
 	{"L1 settings", 1, []string{"internal/settings/"}, []string{"github.com/spf13/pflag", "sigs.k8s.io/yaml"}},
 	{"L1 clone hints", 1, []string{"internal/postclone/"}, nil},
 	{"L1 cloud-init", 1, []string{"internal/cloudinit/"}, []string{"go.yaml.in/yaml/v3"}},
+	{"L1 probes", 1, []string{"internal/probing/"}, nil},
 	{"L1 manifests", 1, []string{"deploy/"}, nil},
 	{"L1 api", 1, []string{"api/"}, []string{"google.golang.org/", "k8s.io/apimachinery", "k8s.io/api"}},
 	{"L0 ground", 0, []string{"internal/errdefs/", "internal/blockdev/", "internal/hostdir/", "internal/logging/", "internal/undo/", "internal/proc/", "internal/atomicfile/", "internal/batch/", "internal/filelock/", "internal/keylock/", "internal/sparse/", "internal/version/", "internal/reach/", "internal/ociname/", "internal/unixsocket/"}, []string{"github.com/cenkalti/backoff", "golang.org/x/sys/"}},
 	{"L0 grpc errors", 0, []string{"internal/grpcerr/"}, []string{"google.golang.org/"}},
 
-	{"tests", 9, []string{"internal/testkit/", "test/", "examples/", "hack/", "guest/"}, []string{"*"}},
+	{"tests", 9, []string{"internal/testkit/", "test/", "examples/", "hack/", "guest/", "os/"}, []string{"*"}},
 }
 
 // exceptions are imports that the table forbids and we allow for now, "importer -> imported". It starts empty and should stay so.
@@ -77,9 +88,12 @@ var exceptions = map[string]bool{}
 // rooms are the packages inside a layer that is a staircase of its own, from the ground up: each may import only those
 // before it.
 var rooms = map[string][]string{
-	"internal/image":  {".", "compress", "disk", "oci", "seed", "translate", "fetch", "distribution", "pull", "local"},
-	"internal/engine": {"serial", "proclog", "coredisk", "firmware", "process", "pool", "session", "."},
-	"internal/cri":    {"relay", "convert", "crilog", "image", "pod", "."},
+	"internal/image":      {".", "compress", "disk", "oci", "seed", "translate", "fetch", "distribution", "pull", "local"},
+	"internal/engine":     {"serial", "proclog", "coredisk", "firmware", "process", "pool", "session", "."},
+	"internal/appliance":  {"bootctl", "bundle", "pid1", "update", "identity", "workload", "desired", "reconcile", "microvm", "containers", "machine", "."},
+	"internal/container":  {".", "logfile", "containerd/shimlog", "containerd"},
+	"internal/capsulectl": {"manifest", "config", "tree", "."},
+	"internal/cri":        {"relay", "convert", "crilog", "image", "pod", "."},
 	"internal/kube": {
 		"convert", "imagemapping", "pauses", "probe", "servingcert", "stats", "kubelet", "placement",
 		"podstatus", "csi", "podvolumes", "podsnapshots", "podhealth", "podprovider", "netpolicy", "storage", "node",
@@ -88,7 +102,7 @@ var rooms = map[string][]string{
 }
 
 // nouns are the L2/L3 packages that must not import each other. They exchange values of package vm.
-var nouns = []string{"hypervisor", "image", "network", "guest", "journal", "snapshot", "volume", "csinode"}
+var nouns = []string{"hypervisor", "image", "network", "guest", "journal", "snapshot", "volume", "csinode", "container"}
 
 type pkg struct {
 	ImportPath   string

@@ -66,7 +66,7 @@ func copyPrograms(t *testing.T, root string, programs ...string) {
 func pack(t *testing.T, version string, which ...string) string {
 	t.Helper()
 	bin := t.TempDir()
-	for _, name := range []string{"cocoon", "cocoond", "vk-cocoon", "epoch", "cocoon-up"} {
+	for _, name := range []string{"cocoon", "cocoond", "capsulectl", "cocoon-container-log", "vk-cocoon", "epoch", "cocoon-up"} {
 		write(t, filepath.Join(bin, name), "#!/bin/sh\n# "+version+"\n", 0o755)
 	}
 	for _, name := range []string{"vmlinux", "initramfs"} {

@@ -22,7 +22,8 @@ cocoon() {
   control=deploy/deb
   install -d "$root"/{usr/local/bin,usr/lib/tmpfiles.d,usr/local/lib/cocoon/guest}
   install -d -m 0750 "$root"/etc/cocoon/{images.d,vk,vk/tls}
-  install -m 0755 "$bin"/{cocoon,cocoond,vk-cocoon,epoch} "$root"/usr/local/bin/
+  install -m 0755 "$bin"/{cocoon,cocoond,capsulectl,vk-cocoon,epoch} "$root"/usr/local/bin/
+  install -D -m 0755 "$bin"/cocoon-container-log "$root"/usr/local/lib/cocoon/cocoon-container-log
   install -m 0644 "$bin"/guest/{vmlinux,initramfs} "$root"/usr/local/lib/cocoon/guest/
   install -m 0644 deploy/systemd/{cocoond,vk-cocoon,epoch}.service "$root"/usr/lib/systemd/system/
   install -m 0644 deploy/systemd/cocoon.sysusers "$root"/usr/lib/sysusers.d/cocoon.conf

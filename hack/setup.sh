@@ -10,7 +10,7 @@ demo=(
 )
 test=(
   "${demo[@]}" ovmf: swtpm:swtpm jq:jq iputils-ping:ping
-  mmdebstrap:mmdebstrap grub-pc-bin: grub-efi-amd64-bin: grub-common:grub-mkimage mtools:mcopy dosfstools:mkfs.vfat fdisk:sfdisk # the cloud image of the tests
+  mmdebstrap:mmdebstrap grub-pc-bin: grub-efi-amd64-bin: grub-common:grub-mkimage mtools:mcopy dosfstools:mkfs.vfat fdisk:sfdisk squashfs-tools:mksquashfs # the cloud image of the tests, and Cocoon OS
   xfsprogs:mkfs.xfs # a file system that shares what files have in common
   qemu-guest-agent: openssh-client:ssh # what the tests talk to, and with
   isc-dhcp-client:dhclient "dhcpcd-base|dhcpcd5:dhcpcd" busybox:busybox systemd: # DHCP clients of the tests

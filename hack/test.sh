@@ -30,7 +30,7 @@ case $mode in
   # An emulated machine is slow: each power cut takes two minutes, or more on a busy machine.
   host) packages=(./test/host); set -- -v -timeout $((60 + ${HOST_CRASHES:-3} * 5))m "$@" ;;
   conformance) packages=(./test/conformance); set -- -v -timeout 0 -run '^TestConformance$' "$@" ;; # it stops the cluster when it is interrupted
-  cri) packages=(./internal/testkit/containerdtest ./test/cri); set -- -v -p 1 "$@" ;; # without -v the scores are hidden; critest uses fixed ports
+  cri) packages=(./internal/testkit/containerdtest ./internal/container/containerd ./internal/app/cocoond ./test/cri); set -- -v -p 1 "$@" ;; # without -v the scores are hidden; critest uses fixed ports
   *) echo "usage: hack/test.sh vm|e2e|kubevirt|bench|soak|upgrade|host|conformance|cri" >&2; exit 2 ;;
 esac
 

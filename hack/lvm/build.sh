@@ -1,6 +1,6 @@
 #!/bin/bash
 # hack/lvm/build.sh OUTDIR: the machine on which the volume store of LVM is tested: a kernel with device-mapper's thin pools, and an
-# initramfs with lvm2, busybox, the KVM of the CPUs that QEMU emulates, and nothing else. Leaves OUTDIR/{vmlinux,initramfs}. The test brings its program and a disk.
+# initramfs with lvm2, busybox, loop devices, the KVM of the CPUs that QEMU emulates, and nothing else. Leaves OUTDIR/{vmlinux,initramfs}. The test brings its program and a disk.
 #
 # Its /init loads the modules and runs /start, which the test puts into another part of the initramfs, and switches the machine off.
 #
@@ -37,7 +37,7 @@ ln -s busybox /tree/bin/sh
 kernel=$("$busybox" ls /lib/modules)
 /sbin/depmod "$kernel" # by its path: busybox has a lesser one
 n=10
-for module in virtio_pci virtio_blk virtio_rng dm-thin-pool dm-snapshot kvm-amd; do
+for module in virtio_pci virtio_blk virtio_rng dm-thin-pool dm-snapshot kvm-amd loop; do
     /sbin/modprobe -S "$kernel" --show-depends "$module"
 done | "$busybox" awk '$1 == "insmod" && !had[$2]++ {print $2}' | while read -r file; do
     "$busybox" cp "$file" "/tree/modules/$n-${file##*/}"

@@ -21,6 +21,9 @@ import (
 
 // Main runs cocoond with args (without the program's name) until it is done or ctx ends, and returns the exit code.
 func Main(ctx context.Context, args []string, stdout, stderr io.Writer) int {
+	if isInit(os.Args[0], args) {
+		return runInit(stderr) //nolint:contextcheck // its work ends with the machine
+	}
 	cmd := command(stderr) //nolint:contextcheck // cobra hands ctx to the commands
 	cmd.SetArgs(args)
 	cmd.SetOut(stdout)
@@ -48,6 +51,9 @@ file has these:
 
 `
 
+// recentLog is the number of bytes of the log that are kept for operators of an appliance.
+const recentLog = 1 << 20
+
 const examples = `  cocoond                                        # the machine's daemon
   cocoond --config /etc/cocoon/cocoond.yaml
   cocoond --state-dir /tmp/c/state --run-dir /tmp/c/run --netns test    # one of your own
@@ -74,7 +80,8 @@ func command(stderr io.Writer) *cobra.Command {
 		if err := cfg.complete(); err != nil {
 			return nil, err
 		}
-		log, err := logging.New(stderr, cfg.Log.Level, cfg.Log.Format)
+		cfg.recent = logging.NewRing(recentLog)
+		log, err := logging.New(io.MultiWriter(stderr, cfg.recent), cfg.Log.Level, cfg.Log.Format)
 		if err != nil {
 			return nil, err
 		}

@@ -16,6 +16,7 @@ import (
 	"cocoonstack.io/cocoon/internal/hypervisor/fake"
 	"cocoonstack.io/cocoon/internal/hypervisor/qemu"
 	"cocoonstack.io/cocoon/internal/image/pull"
+	"cocoonstack.io/cocoon/internal/logging"
 	"cocoonstack.io/cocoon/internal/network/bridge"
 	"cocoonstack.io/cocoon/internal/network/cni"
 	"cocoonstack.io/cocoon/internal/nodeapi"
@@ -47,12 +48,16 @@ type Config struct {
 	HostPaths []string // folders that VMs may share: [NAMESPACE=]/PATH[:ro]
 	Log       Log
 
+	recent *logging.Ring // the end of the log; nil: it is not kept
+
 	olderJournal bool // accept a journal that is older than the other records say; for one start, by flag
 
 	VolumePool VolumePool
 	CSI        CSI
 
 	CRI CRI
+
+	Appliance Appliance
 
 	VirtualNode *vkcocoon.Config // a virtual node in this process; nil: none
 }
@@ -114,6 +119,14 @@ type CRI struct {
 	Socket, Containerd, Network string
 	Handlers                    []string
 	Size                        CRISize
+}
+
+// Appliance configures the door of an appliance.
+type Appliance struct {
+	Listen string // host:port; "": none
+	Silent bool   // it is not announced on its networks
+
+	Containerd string // socket of containerd; "": no containers
 }
 
 // CRISize is the size of the VM of a pod without limits. Zero values mean the defaults.
@@ -201,6 +214,9 @@ func (c *Config) settings() []settings.Setting {
 		{Key: "cri.handlers", Default: "cocoon", Value: settings.List(&c.CRI.Handlers), Usage: "runtime handlers of VMs, as RuntimeClasses name them"},
 		{Key: "cri.network", Value: settings.Text(&c.CRI.Network), Usage: "network of the VMs of these pods, such as the conflist of containerd (default: the default network)"},
 		{Key: "cri.size", Value: settings.Tree(&c.CRI.Size), Usage: "{cpus, memory, storage}: of a pod without limits, in bytes (default: 1 CPU, 1 GiB, 10 GiB)"},
+		{Flag: "appliance-listen", Env: "COCOOND_APPLIANCE_LISTEN", Key: "appliance.listen", Value: settings.Text(&c.Appliance.Listen), Usage: "serve capsule.v1 on this host:port, such as :50000: containers and micro-VMs without Kubernetes, for capsulectl (default: none)"},
+		{Flag: "appliance-silent", Env: "COCOOND_APPLIANCE_SILENT", Key: "appliance.silent", Value: settings.Bool(&c.Appliance.Silent), Usage: "do not announce the appliance on its networks by multicast DNS, by which capsulectl discover finds it"},
+		{Flag: "appliance-containerd", Env: "COCOOND_APPLIANCE_CONTAINERD", Key: "appliance.containerd", Value: settings.Text(&c.Appliance.Containerd), Usage: "socket of the containerd that runs the containers of the appliance, in a namespace of their own, such as /run/containerd/containerd.sock (default: none, only micro-VMs run)"},
 		{Key: "virtualNode", Value: settings.Tree(&c.VirtualNode), Usage: "{nodeName, kubeconfig, …}: a Kubernetes node in this process, with the keys of vk-cocoon's file (default: none)"},
 	}
 }

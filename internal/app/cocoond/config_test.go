@@ -211,7 +211,7 @@ func TestEachFieldHasItsKey(t *testing.T) {
 // leaves calls f for each field that has a key of its own, with its value as text.
 func leaves(path string, v reflect.Value, f func(path, value string)) {
 	switch v.Interface().(type) {
-	case Config, Guest, NetworkConfig, CNIConfig, Images, VolumePool, CSI, CRI, Log:
+	case Config, Guest, NetworkConfig, CNIConfig, Images, VolumePool, CSI, CRI, Appliance, Log:
 		for _, field := range reflect.VisibleFields(v.Type()) {
 			if field.IsExported() {
 				leaves(path+"."+field.Name, v.FieldByIndex(field.Index), f)

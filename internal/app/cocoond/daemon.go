@@ -42,10 +42,12 @@ type daemon struct {
 	named   catalog.Named // images
 	nets    *networks
 	metrics *metrics
+
+	workloads *workloadsOf
 }
 
 func newDaemon(cfg Config, log *slog.Logger) (*daemon, error) {
-	d := &daemon{cfg: cfg, log: log, metrics: newMetrics()}
+	d := &daemon{cfg: cfg, log: log, metrics: newMetrics(), workloads: &workloadsOf{read: make(chan struct{})}}
 	var err error
 	if d.images, err = local.New(local.Config{Dir: filepath.Join(cfg.StateDir, "images"), Log: log.With("component", "image")}); err != nil {
 		return nil, err
@@ -144,7 +146,7 @@ func (d *daemon) open(ctx context.Context) (_ *host, err error) {
 		WindowsDrivers: d.cfg.Guest.WindowsDrivers, VSOCK: d.cfg.Guest.VSOCK,
 		Silence:  time.Duration(d.cfg.Guest.SilenceSeconds) * time.Second,
 		PoolSize: d.cfg.Pool.Size, PoolMemory: d.cfg.Pool.Memory,
-		HostPaths: hostPaths, CloneDirs: d.cfg.CloneDirs, OwnerOf: ownerOf,
+		HostPaths: hostPaths, CloneDirs: d.cfg.CloneDirs, OwnerOf: ownerOf, Others: d.others,
 	}
 	if published != nil { // not a nil pointer in an interface
 		engineCfg.Published = published
@@ -293,11 +295,19 @@ func (d *daemon) shutdown(ctx context.Context, grace time.Duration) error {
 		return err
 	}
 	defer h.close()
+	endContainers, release, err := d.endContainers(ctx, h) // before the engine asks what they have
+	if err != nil {
+		return err
+	}
+	defer release()
 	runCtx, stop := context.WithCancel(context.WithoutCancel(ctx))
 	ended := make(chan error, 1)
 	go func() { ended <- h.engine.Run(runCtx) }()
 	var unreleased error // does not keep the network
 	err = d.stopAll(ctx, h.engine, grace, ended)
+	if err == nil {
+		err = endContainers(ctx, grace)
+	}
 	if err == nil {
 		unreleased = h.plugins.release(ctx)
 		err = d.newNode(h).noStrayTaps(ctx)

@@ -48,6 +48,9 @@ func (d *daemon) doors(s *served) (all []door, err error) {
 		}
 		all = append(all, kubelet)
 	}
+	if d.cfg.Appliance.Listen != "" {
+		all = append(all, &applianceDoor{daemon: d, engine: s, images: d.clientImages(s.Engine), log: d.log.With("component", "appliance")})
+	}
 	if d.cfg.VirtualNode != nil {
 		node, err := d.virtualNode(s)
 		if err != nil {

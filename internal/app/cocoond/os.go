@@ -1,0 +1,133 @@
+package cocoond
+
+import (
+	"context"
+	"crypto/ed25519"
+	"crypto/x509"
+	"encoding/pem"
+	"fmt"
+	"io"
+	"os"
+	"path/filepath"
+	"runtime"
+	"strings"
+	"time"
+
+	"golang.org/x/sys/unix"
+
+	capsulev1 "cocoonstack.io/cocoon/api/capsule/v1"
+	"cocoonstack.io/cocoon/internal/appliance"
+	"cocoonstack.io/cocoon/internal/appliance/bootctl"
+	"cocoonstack.io/cocoon/internal/appliance/machine"
+	"cocoonstack.io/cocoon/internal/appliance/pid1"
+	"cocoonstack.io/cocoon/internal/appliance/update"
+	"cocoonstack.io/cocoon/internal/errdefs"
+	"cocoonstack.io/cocoon/internal/journal"
+)
+
+// Files of Cocoon OS.
+const (
+	osVersion = "/etc/cocoon/version"
+	osKeys    = "/etc/cocoon/os-signing.pub.pem"
+)
+
+// restartDelay lets the answer to whoever asked for a restart arrive.
+const restartDelay = 2 * time.Second
+
+// system returns the machine: one that runs Cocoon OS if a slot of it was started.
+func (a *applianceDoor) system(ctx context.Context, docs journal.Documents) (appliance.System, error) {
+	host := &machine.Host{StateDir: a.cfg.StateDir, Log: a.cfg.recent}
+	cmdline, err := os.ReadFile("/proc/cmdline")
+	if err != nil {
+		return nil, fmt.Errorf("read the kernel's command line: %w", err)
+	}
+	boot := bootctl.ParseBoot(string(cmdline))
+	if boot.Slot == bootctl.None {
+		return host, nil
+	}
+	version, err := os.ReadFile(osVersion)
+	if err != nil {
+		return nil, fmt.Errorf("read the version of the system: %w", err)
+	}
+	keys, err := signers(osKeys)
+	if err != nil {
+		return nil, err
+	}
+	u, err := update.Open(ctx, update.Config{
+		Boot: boot, Control: bootctl.New(pid1.BootEnvironment, boot), Keys: keys, Version: strings.TrimSpace(string(version)), Arch: runtime.GOARCH,
+		Slot:    func(s bootctl.Slot) (string, error) { return pid1.SlotDevice(string(cmdline), s) },
+		BootDir: filepath.Dir(filepath.Dir(filepath.Dir(pid1.BootEnvironment))), Documents: docs, Age: machine.Uptime, Log: a.log,
+		Restart: func() error { return unix.Kill(1, unix.SIGTERM) }, // process 1 restarts the machine then
+	})
+	if err != nil {
+		return nil, err
+	}
+	go u.Run(ctx)
+	return &cocoonOS{Host: host, updater: u}, nil
+}
+
+// signers reads the keys that sign updates. Errors: DataLoss.
+func signers(path string) (keys []ed25519.PublicKey, err error) {
+	text, err := os.ReadFile(filepath.Clean(path))
+	if err != nil {
+		return nil, fmt.Errorf("read the keys that sign updates: %w", err)
+	}
+	for block, rest := pem.Decode(text); block != nil; block, rest = pem.Decode(rest) {
+		key, err := x509.ParsePKIXPublicKey(block.Bytes)
+		public, ok := key.(ed25519.PublicKey)
+		if err != nil || !ok {
+			return nil, errdefs.DataLossf("%s has something else than keys of Ed25519", path)
+		}
+		keys = append(keys, public)
+	}
+	return keys, nil
+}
+
+// cocoonOS is a machine that runs Cocoon OS.
+type cocoonOS struct {
+	*machine.Host
+	updater *update.Updater
+}
+
+// Info implements appliance.System.
+func (o *cocoonOS) Info(ctx context.Context) (*capsulev1.GetInfoResponse, error) {
+	info, err := o.Host.Info(ctx)
+	if err != nil {
+		return nil, err
+	}
+	s := o.updater.State()
+	info.ActiveSlot, info.PendingSlot, info.LastVersion, info.RolledBackBecause = slotName(s.Active), slotName(s.Pending), s.Good, s.Because
+	if s.Left > 0 {
+		info.PendingDeadlineUnix = time.Now().Add(s.Left).Unix()
+	}
+	return info, nil
+}
+
+// slotName returns the documented name of a slot; "" for none.
+func slotName(s bootctl.Slot) string {
+	if s == bootctl.None {
+		return ""
+	}
+	return "slot_" + string(s)
+}
+
+// Update implements appliance.System.
+func (o *cocoonOS) Update(ctx context.Context, r io.Reader, size uint64, sum string) (slot, version string, err error) {
+	s, version, err := o.updater.Stage(ctx, r, size, sum)
+	if err != nil {
+		return "", "", err
+	}
+	return slotName(s), version, o.Reboot(ctx)
+}
+
+// Confirm implements appliance.System.
+func (o *cocoonOS) Confirm(ctx context.Context) (slot, version string, err error) {
+	s, version, err := o.updater.Confirm(ctx)
+	return slotName(s), version, err
+}
+
+// Reboot implements appliance.System.
+func (o *cocoonOS) Reboot(context.Context) error {
+	time.AfterFunc(restartDelay, func() { _ = o.updater.Reboot() }) // process 1 always takes the signal
+	return nil
+}

@@ -1,0 +1,183 @@
+// Package pid1 is process 1 of an appliance: it makes a bare kernel a machine on which the daemon runs, and keeps the daemon running.
+//
+// It is small on purpose. A step that fails is logged, and the next ones go on, so that the daemon answers whatever is broken. It never
+// ends; the daemon is a child of it, which is started again when it crashes, and nothing else dies with it. It knows no VMs.
+package pid1
+
+import (
+	"context"
+	"fmt"
+	"log/slog"
+	"os"
+	"os/signal"
+	"runtime/debug"
+	"strings"
+	"syscall"
+	"time"
+
+	"golang.org/x/sys/unix"
+
+	"cocoonstack.io/cocoon/internal/appliance/bootctl"
+)
+
+// Config says what runs. Its zero value runs nothing.
+type Config struct {
+	Version  string
+	Children []Child
+	Port     int // of the daemon, for the banner
+
+	// TrialDeadline is when a system on trial that nobody confirmed restarts, counted from the start of the kernel. It is later than the daemon's own, and
+	// for a daemon that does not live to keep that.
+	TrialDeadline time.Duration
+}
+
+// Where things are.
+const (
+	permDir = "/perm"
+	bootDir = "/boot"
+	ownDir  = permDir + "/cocoon"
+	logDir  = "/run/log"
+
+	// BootEnvironment is the file of bootctl.New, once process 1 has mounted the boot partition.
+	BootEnvironment = bootDir + "/EFI/BOOT/grubenv"
+)
+
+type machine struct {
+	cfg     Config
+	log     *slog.Logger
+	console *console
+	reaper  *reaper
+	boot    bootctl.Boot
+	root    rootDisk
+}
+
+// Run is process 1. It returns only if it is not process 1.
+func Run(cfg Config) error {
+	if os.Getpid() != 1 {
+		return fmt.Errorf("this is process %d, and no machine starts with it; run it as /sbin/init", os.Getpid())
+	}
+	m := &machine{cfg: cfg, console: newConsole(), reaper: newReaper()}
+	m.log = slog.New(slog.NewTextHandler(m.console, &slog.HandlerOptions{ReplaceAttr: withoutTime}))
+	orders := make(chan os.Signal, 8)
+	signal.Notify(orders, syscall.SIGTERM, syscall.SIGINT, syscall.SIGUSR1, syscall.SIGUSR2, syscall.SIGPWR)
+	for _, entry := range []string{"PATH=/usr/sbin:/usr/bin", "HOME=/root", "TERM=linux", "SSL_CERT_FILE=/etc/ssl/certs/ca-certificates.crt"} {
+		name, value, _ := strings.Cut(entry, "=")
+		_ = os.Setenv(name, value)
+	}
+	ctx, stop := context.WithCancel(context.Background())
+	go m.guard("reap", func() error { m.reaper.run(); return nil })
+	m.prepare(ctx)
+	children := newSupervisor(m.cfg.Children, m.reaper, m.log, logDir)
+	children.start(ctx)
+	go m.guard("uplink", func() error { m.uplink(ctx); return nil })
+	if m.boot.Trial && m.cfg.TrialDeadline > 0 {
+		go m.guard("watch the trial", func() error { m.watchTrial(orders); return nil })
+	}
+	for {
+		order := <-orders
+		m.log.Info("ending all processes", "signal", order)
+		stop()
+		children.stop(20 * time.Second)
+		m.end(order)
+		ctx, stop = context.WithCancel(context.Background())
+		m.log.Error("the machine goes on: the kernel did not end it")
+		children.start(ctx)
+	}
+}
+
+// prepare takes the steps before the daemon starts. None of them waits for a network.
+func (m *machine) prepare(ctx context.Context) {
+	for _, step := range []struct {
+		name string
+		do   func() error
+	}{
+		{"mount the kernel's file systems", mountKernel},
+		{"open the console", m.console.open},
+		{"read the command line", m.readCommandLine},
+		{"set up the loopback link", loopback},
+		{"load modules", func() error { return m.modules(ctx) }},
+		{"name the machine", func() error { return m.name("") }},
+		{"mount the boot partition", m.mountBoot},
+		{"find the volumes", func() error { return m.storage(ctx) }},
+		{"name the machine", func() error { return m.name(ownDir) }},
+	} {
+		begin := time.Now()
+		if m.guard(step.name, step.do) {
+			m.log.Info("done", "op", step.name, "dur", time.Since(begin).Round(time.Millisecond))
+		}
+	}
+}
+
+// guard runs a step, logs its error or panic, and reports whether it succeeded.
+func (m *machine) guard(name string, do func() error) (ok bool) {
+	defer func() {
+		if r := recover(); r != nil {
+			ok = false
+			m.log.Error("panic", "op", name, "err", fmt.Sprint(r), "stack", string(debug.Stack()))
+		}
+	}()
+	if err := do(); err != nil {
+		m.log.Error("failed", "op", name, "err", err)
+		return false
+	}
+	return true
+}
+
+func (m *machine) readCommandLine() error {
+	text, err := os.ReadFile("/proc/cmdline")
+	if err != nil {
+		return err
+	}
+	m.boot = bootctl.ParseBoot(string(text))
+	m.log.Info("started", "version", m.cfg.Version, "slot", string(m.boot.Slot), "trial", m.boot.Trial)
+	m.root, err = parseRoot(string(text))
+	return err
+}
+
+// watchTrial restarts the machine if, at the deadline, the system is still on trial. The clock is the kernel's since its start: no clock that somebody sets.
+func (m *machine) watchTrial(orders chan<- os.Signal) {
+	var up unix.Timespec
+	if err := unix.ClockGettime(unix.CLOCK_BOOTTIME, &up); err != nil {
+		m.log.Error("failed", "op", "read the clock", "err", err)
+	}
+	<-time.After(m.cfg.TrialDeadline - time.Duration(up.Nano()))
+	s, err := bootctl.New(BootEnvironment, m.boot).Read()
+	if err == nil && s.Good == m.boot.Slot {
+		return
+	}
+	m.log.Error("nobody confirmed the update in time: restarting", "err", err)
+	orders <- syscall.SIGTERM
+}
+
+// end ends the machine: SIGUSR1 halts, SIGUSR2 switches off, each other one restarts. These are busybox' words. It returns if that is impossible.
+func (m *machine) end(order os.Signal) {
+	_ = unix.Kill(-1, unix.SIGTERM)
+	m.reaper.settle(3 * time.Second)
+	_ = unix.Kill(-1, unix.SIGKILL)
+	m.reaper.settle(3 * time.Second)
+	unix.Sync()
+	for _, dir := range []string{permDir, bootDir} {
+		if err := unix.Unmount(dir, 0); err != nil {
+			m.log.Warn("not unmounted", "path", dir, "err", err)
+		}
+	}
+	unix.Sync()
+	how := unix.LINUX_REBOOT_CMD_RESTART
+	switch order {
+	case syscall.SIGUSR1:
+		how = unix.LINUX_REBOOT_CMD_HALT
+	case syscall.SIGUSR2, syscall.SIGPWR:
+		how = unix.LINUX_REBOOT_CMD_POWER_OFF
+	}
+	if err := unix.Reboot(how); err != nil {
+		m.log.Error("failed", "op", "end the machine", "err", err)
+	}
+}
+
+// withoutTime drops the time of a log line: the kernel's log has its own.
+func withoutTime(_ []string, a slog.Attr) slog.Attr {
+	if a.Key == slog.TimeKey {
+		return slog.Attr{}
+	}
+	return a
+}

@@ -1,0 +1,178 @@
+package pid1
+
+import (
+	"bufio"
+	"context"
+	"fmt"
+	"io"
+	"log/slog"
+	"os"
+	"os/exec"
+	"path/filepath"
+	"sync"
+	"syscall"
+	"time"
+
+	"github.com/cenkalti/backoff/v5"
+	"golang.org/x/sys/unix"
+)
+
+// Child is a program that process 1 keeps running.
+type Child struct {
+	Name string // of its log, too
+	Path string
+	Args []string // without the program's own
+	Env  []string // besides that of process 1
+}
+
+const (
+	firstDelay = 500 * time.Millisecond // before a child that ended is started again
+	longDelay  = 30 * time.Second
+	lived      = 10 * time.Second // a child that lived as long starts again at once
+	logLimit   = 4 << 20          // bytes of a log, and of the one before it
+)
+
+// supervisor keeps children running. Each has a session of its own, so that a signal for it reaches nobody else, and writes into a pipe that stays open when it
+// dies: what it started can go on to write.
+type supervisor struct {
+	children []Child
+	reaper   *reaper
+	log      *slog.Logger
+	logs     string // folder
+
+	mu      sync.Mutex
+	running map[string]*os.Process
+	done    sync.WaitGroup
+	outputs map[string]*os.File
+}
+
+func newSupervisor(children []Child, r *reaper, log *slog.Logger, logs string) *supervisor {
+	return &supervisor{children: children, reaper: r, log: log, logs: logs, running: map[string]*os.Process{}, outputs: map[string]*os.File{}}
+}
+
+// start keeps the children running until ctx ends.
+func (s *supervisor) start(ctx context.Context) {
+	for _, c := range s.children {
+		s.done.Go(func() { s.keep(ctx, c) })
+	}
+}
+
+// stop asks the children to end, kills those that have not after grace, and waits for them. Preconditions: the context of start has ended.
+func (s *supervisor) stop(grace time.Duration) {
+	s.signal(unix.SIGTERM)
+	kill := time.AfterFunc(grace, func() { s.signal(unix.SIGKILL) })
+	s.done.Wait()
+	kill.Stop()
+}
+
+func (s *supervisor) signal(signal unix.Signal) {
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	for name, p := range s.running {
+		if err := p.Signal(signal); err != nil {
+			s.log.Warn("not signalled", "child", name, "err", err)
+		}
+	}
+}
+
+// keep starts a child again and again. A child that does not start, or dies early, waits longer each time.
+func (s *supervisor) keep(ctx context.Context, c Child) {
+	delays := delays()
+	for ctx.Err() == nil {
+		begin := time.Now()
+		err := s.once(ctx, c)
+		if ctx.Err() != nil {
+			return
+		}
+		if time.Since(begin) >= lived {
+			delays.Reset()
+		}
+		delay := delays.NextBackOff()
+		s.log.Error("child ended", "child", c.Name, "err", err, "dur", time.Since(begin).Round(time.Millisecond), "again", delay)
+		select {
+		case <-ctx.Done():
+		case <-time.After(delay):
+		}
+	}
+}
+
+func delays() *backoff.ExponentialBackOff {
+	b := backoff.NewExponentialBackOff()
+	b.InitialInterval, b.MaxInterval, b.Multiplier, b.RandomizationFactor = firstDelay, longDelay, 2, 0
+	b.Reset()
+	return b
+}
+
+// once runs a child to its end.
+func (s *supervisor) once(ctx context.Context, c Child) error {
+	out, err := s.output(c.Name)
+	if err != nil {
+		return err
+	}
+	cmd := exec.Command(c.Path, c.Args...) //nolint:noctx // stop ends it
+	cmd.Stdout, cmd.Stderr = out, out
+	cmd.Env = append(os.Environ(), c.Env...)
+	cmd.Dir = "/"
+	cmd.SysProcAttr = &syscall.SysProcAttr{Setsid: true}
+	s.mu.Lock()
+	if ctx.Err() != nil { // stop has signalled those that run
+		s.mu.Unlock()
+		return ctx.Err()
+	}
+	if err := s.reaper.start(cmd); err != nil {
+		s.mu.Unlock()
+		return fmt.Errorf("start %s: %w", c.Path, err)
+	}
+	s.running[c.Name] = cmd.Process
+	s.mu.Unlock()
+	s.log.Info("child started", "child", c.Name, "pid", cmd.Process.Pid)
+	err = s.reaper.wait(cmd)
+	s.mu.Lock()
+	delete(s.running, c.Name)
+	s.mu.Unlock()
+	if err == nil {
+		return fmt.Errorf("it ended by itself")
+	}
+	return err
+}
+
+// output returns the pipe whose lines go to the log of that name.
+func (s *supervisor) output(name string) (*os.File, error) {
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	if w := s.outputs[name]; w != nil {
+		return w, nil
+	}
+	r, w, err := os.Pipe()
+	if err != nil {
+		return nil, fmt.Errorf("make a pipe for the log of %s: %w", name, err)
+	}
+	s.outputs[name] = w
+	go keepLog(r, filepath.Join(s.logs, name+".log")) // for as long as process 1 lives
+	return w, nil
+}
+
+// keepLog writes what r has to the file path. When that is full, it becomes path.1. What cannot be written is lost: a child never waits for its log.
+func keepLog(r io.Reader, path string) {
+	var f *os.File
+	var size int64
+	in := bufio.NewReaderSize(r, 64<<10)
+	for {
+		line, err := in.ReadSlice('\n')
+		if f == nil || size > logLimit {
+			if f != nil {
+				_ = f.Close()
+				_ = os.Rename(path, path+".1")
+			}
+			f, _ = os.OpenFile(path, os.O_CREATE|os.O_WRONLY|os.O_TRUNC, 0o600)
+			size = 0
+		}
+		if f != nil {
+			n, _ := f.Write(line)
+			size += int64(n)
+		}
+		if err != nil && len(line) == 0 {
+			return
+		}
+	}
+}

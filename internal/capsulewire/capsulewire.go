@@ -1,0 +1,30 @@
+// Package capsulewire is what the operator's program and the appliance agree on before the first call: names of keys and
+// certificates, tokens, and the TLS connection that is pinned to one certificate.
+//
+// It keeps no keys and no list of who may do what; replayed tokens are the server's to refuse, by Claims.ID.
+package capsulewire
+
+import (
+	"crypto/ed25519"
+	"crypto/sha256"
+	"encoding/base64"
+	"encoding/hex"
+	"regexp"
+)
+
+// Kid returns the name of a key: base64url(SHA-256 of the public key), without padding.
+func Kid(key ed25519.PublicKey) string {
+	sum := sha256.Sum256(key)
+	return base64.RawURLEncoding.EncodeToString(sum[:])
+}
+
+// Fingerprint returns the SHA-256 of a certificate in DER, in lower-case hexadecimal.
+func Fingerprint(der []byte) string {
+	sum := sha256.Sum256(der)
+	return hex.EncodeToString(sum[:])
+}
+
+var fingerprint = regexp.MustCompile(`^[0-9a-f]{64}$`)
+
+// IsFingerprint reports whether s has the form of a Fingerprint.
+func IsFingerprint(s string) bool { return fingerprint.MatchString(s) }

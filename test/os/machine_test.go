@@ -1,0 +1,249 @@
+//go:build os
+
+// Package appliance starts the image of Cocoon OS in QEMU, as a machine with UEFI firmware and as one with a shell of the test beside it, and looks at
+// what it does. It builds nothing: `make os-image` does.
+package appliance
+
+import (
+	"bytes"
+	"context"
+	"fmt"
+	"io"
+	"net"
+	"os"
+	"os/exec"
+	"path/filepath"
+	"strings"
+	"sync"
+	"testing"
+	"time"
+
+	"cocoonstack.io/cocoon/internal/testkit/need"
+)
+
+const patience = 10 * time.Minute // for anything, on a busy host
+
+// console keeps what a machine has said.
+type console struct {
+	mu   sync.Mutex
+	text bytes.Buffer
+	more chan struct{} // closed and replaced when there is more
+}
+
+func newConsole() *console { return &console{more: make(chan struct{})} }
+
+func (c *console) Write(p []byte) (int, error) {
+	c.mu.Lock()
+	defer c.mu.Unlock()
+	close(c.more)
+	c.more = make(chan struct{})
+	return c.text.Write(p)
+}
+
+func (c *console) said() (string, <-chan struct{}) {
+	c.mu.Lock()
+	defer c.mu.Unlock()
+	return strings.ReplaceAll(c.text.String(), "\r", ""), c.more
+}
+
+// machine is a running machine.
+type machine struct {
+	t      *testing.T
+	serial *console
+	shell  *console
+	input  io.Writer // of the shell
+	ended  chan struct{}
+	begin  time.Time
+	marks  int
+}
+
+// wait waits until the console has each of the words after one another, and returns what it said.
+func (m *machine) wait(c *console, words ...string) string {
+	m.t.Helper()
+	limit := time.After(patience)
+	for {
+		text, more := c.said()
+		if inOrder(text, words) {
+			return text
+		}
+		select {
+		case <-more:
+		case <-m.ended:
+			if text, _ := c.said(); inOrder(text, words) {
+				return text
+			}
+			m.t.Fatalf("the machine ended before it said %q:\n%s", words, tail(text))
+		case <-limit:
+			m.t.Fatalf("the machine did not say %q:\n%s", words, tail(text))
+		}
+	}
+}
+
+func inOrder(text string, words []string) bool {
+	for _, w := range words {
+		i := strings.Index(text, w)
+		if i < 0 {
+			return false
+		}
+		text = text[i+len(w):]
+	}
+	return true
+}
+
+func tail(s string) string { return s[max(0, len(s)-4000):] }
+
+// run runs a command in the shell and returns what it wrote.
+func (m *machine) run(command string) string {
+	m.t.Helper()
+	m.marks++
+	// The shell shows no input. The mark is put together by it, so that it is no part of the command.
+	begin, end := fmt.Sprintf("<%d<", m.marks), fmt.Sprintf(">%d>", m.marks)
+	if _, err := fmt.Fprintf(m.input, "echo '<'%d'<'; %s; echo '>'%d'>'\n", m.marks, command, m.marks); err != nil {
+		m.t.Fatal(err)
+	}
+	text := m.wait(m.shell, begin, end)
+	text = text[strings.LastIndex(text, begin)+len(begin):]
+	return strings.TrimSpace(text[:strings.Index(text, end)])
+}
+
+// off cuts the power.
+func (m *machine) off(cmd *exec.Cmd) {
+	_ = cmd.Process.Kill()
+	<-m.ended
+}
+
+func start(t *testing.T, options ...string) (*machine, *exec.Cmd) {
+	t.Helper()
+	return startAt(t, nil, options...)
+}
+
+// startAt is start with forwarded ports, as QEMU's user network has them.
+func startAt(t *testing.T, forwards []string, options ...string) (*machine, *exec.Cmd) {
+	t.Helper()
+	m := &machine{t: t, serial: newConsole(), shell: newConsole(), ended: make(chan struct{}), begin: time.Now()}
+	args := append([]string{
+		"-M", "q35", "-accel", "tcg,thread=multi,tb-size=256", "-cpu", "max", "-smp", "2", "-m", "2048", "-nodefaults", "-no-user-config", "-display", "none",
+		"-netdev", strings.Join(append([]string{"user,id=net"}, forwards...), ","), "-device", "virtio-net-pci,netdev=net,romfile=", "-device", "virtio-rng-pci", "-serial", "stdio",
+	}, options...)
+	cmd := exec.CommandContext(context.WithoutCancel(t.Context()), need.QEMU(t), args...)
+	cmd.Stdout, cmd.Stderr = m.serial, m.serial
+	if err := cmd.Start(); err != nil {
+		t.Fatal(err)
+	}
+	go func() { _ = cmd.Wait(); close(m.ended) }()
+	t.Cleanup(func() {
+		m.off(cmd)
+		if file := os.Getenv("COCOON_OS_OUTPUT"); file != "" {
+			text, _ := m.serial.said()
+			f, err := os.OpenFile(file, os.O_CREATE|os.O_APPEND|os.O_WRONLY, 0o600)
+			if err == nil {
+				_, _ = f.WriteString(text)
+				_ = f.Close()
+			}
+		}
+	})
+	return m, cmd
+}
+
+// disk copies the image: a machine writes to it.
+func disk(t *testing.T) string {
+	t.Helper()
+	to := filepath.Join(t.TempDir(), "disk.raw")
+	do(t, "cp", "--sparse=always", need.Built(t, "bin/os/disk.raw", "make os-image"), to)
+	return to
+}
+
+func do(t *testing.T, program string, args ...string) {
+	t.Helper()
+	out, err := exec.CommandContext(t.Context(), need.Tool(t, program), args...).CombinedOutput()
+	if err != nil {
+		t.Fatalf("%s %q: %v\n%s", program, args, err, out)
+	}
+}
+
+// firmware starts a disk as a machine does: firmware, loader, slot. It may restart, or ends then. forwards are ports of this machine that lead to it.
+func firmware(t *testing.T, disk string, restarts bool, forwards ...string) (*machine, *exec.Cmd) {
+	t.Helper()
+	const dir = "/usr/share/OVMF"
+	if _, err := os.Stat(dir + "/OVMF_CODE_4M.fd"); err != nil {
+		need.Missing(t, "UEFI firmware is needed: install ovmf")
+	}
+	vars := disk + ".vars"
+	do(t, "cp", "--no-preserve=mode", dir+"/OVMF_VARS_4M.fd", vars)
+	action := "shutdown"
+	if restarts {
+		action = "reset"
+	}
+	return startAt(
+		t, forwards, "-action", "reboot="+action, "-drive", "if=pflash,format=raw,unit=0,readonly=on,file="+dir+"/OVMF_CODE_4M.fd", "-drive", "if=pflash,format=raw,unit=1,file="+vars,
+		"-drive", "if=none,id=d0,format=raw,file="+disk, "-device", "virtio-blk-pci,drive=d0,bootindex=0",
+	)
+}
+
+// withShell starts slot a of a disk with an initramfs of the test, in which a shell goes over into the system, on the second serial port. The image has no such thing.
+func withShell(t *testing.T, disk, words string) *machine {
+	t.Helper()
+	dir := t.TempDir()
+	tree := filepath.Join(dir, "tree")
+	if err := os.Mkdir(tree, 0o755); err != nil {
+		t.Fatal(err)
+	}
+	script, err := os.ReadFile(need.Built(t, "os/initramfs/init", "git checkout"))
+	if err != nil {
+		t.Fatal(err)
+	}
+	const last = "mount --move /dev /sysroot/dev"
+	// The shell is in the new root before that becomes the root.
+	const shell = "chroot /sysroot /usr/bin/sh -c ': >/shell; exec sh' </dev/ttyS1 >/dev/ttyS1 2>&1 &\nuntil [ -e /sysroot/shell ]; do usleep 10000; done\n"
+	changed := strings.Replace(string(script), "\n"+last, "\n"+shell+last, 1)
+	if changed == string(script) {
+		t.Fatal("the initramfs ends in another way")
+	}
+	if err := os.WriteFile(filepath.Join(tree, "init"), []byte(changed), 0o700); err != nil {
+		t.Fatal(err)
+	}
+	extra, whole := filepath.Join(dir, "extra"), filepath.Join(dir, "initramfs")
+	do(t, need.Built(t, "bin/os/cache/pack", "make os-image"), "initramfs", tree, extra)
+	both, err := os.Create(whole)
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer both.Close()
+	for _, part := range []string{need.Built(t, "bin/os/initramfs", "make os-image"), extra} {
+		b, err := os.ReadFile(part)
+		if err != nil {
+			t.Fatal(err)
+		}
+		b = append(b, make([]byte, (4-len(b)%4)%4)...)
+		if _, err := both.Write(b); err != nil {
+			t.Fatal(err)
+		}
+	}
+	socket := filepath.Join(dir, "shell")
+	listener, err := net.Listen("unix", socket)
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer listener.Close()
+	id := strings.TrimSpace(string(must(os.ReadFile(need.Built(t, "bin/os/id", "make os-image")))))
+	m, _ := start(
+		t, "-action", "reboot=shutdown", "-serial", "unix:"+socket, "-kernel", need.Built(t, "bin/os/vmlinuz", "make os-image"), "-initrd", whole,
+		"-append", "root=PARTUUID=b1a570ff-02 rootfstype=squashfs ro random.trust_cpu=on capsule.slot=a capsule.files="+id+" console=ttyS0,115200n8 panic=1 "+words,
+		"-drive", "if=none,id=d0,format=raw,file="+disk, "-device", "virtio-blk-pci,drive=d0",
+	)
+	conn, err := listener.Accept()
+	if err != nil {
+		t.Fatal(err)
+	}
+	t.Cleanup(func() { conn.Close() })
+	m.input = conn
+	go func() { _, _ = io.Copy(m.shell, conn) }()
+	return m
+}
+
+func must[T any](v T, err error) T {
+	if err != nil {
+		panic(err)
+	}
+	return v
+}
