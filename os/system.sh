@@ -89,13 +89,13 @@ bb rm -f "/boot/System.map-$kernel"
 bb mkdir -p /boot-modules
 n=100
 for module in virtio_pci virtio_blk virtio_scsi ahci ata_piix nvme vmd sd_mod vmw_pvscsi megaraid_sas mpt3sas hpsa xhci_pci ehci_pci uas usb_storage \
-    sdhci_pci mmc_block virtio_rng squashfs overlay; do
+    sdhci_pci mmc_block virtio_rng squashfs overlay lpc_ich iTCO_wdt wdat_wdt i6300esb softdog; do
     /usr/sbin/modprobe -S "$kernel" --show-depends "$module" || echo "missing $module" >&2
 done | bb awk '$1 == "insmod" && !had[$2]++ {print $2}' | while read -r file; do
     bb cp "$file" "/boot-modules/$n-${file##*/}"
     n=$((n + 1))
 done
-for module in virtio_blk ahci nvme usb-storage squashfs overlay; do
+for module in virtio_blk ahci nvme usb-storage squashfs overlay i6300esb softdog; do
     [ -e /boot-modules/*-$module.ko ] || { echo "the kernel has no module $module" >&2; exit 1; }
 done
 

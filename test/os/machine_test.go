@@ -123,7 +123,8 @@ func startAt(t *testing.T, forwards []string, options ...string) (*machine, *exe
 	m := &machine{t: t, serial: newConsole(), shell: newConsole(), ended: make(chan struct{}), begin: time.Now()}
 	args := append([]string{
 		"-M", "q35", "-accel", "tcg,thread=multi,tb-size=256", "-cpu", "max", "-smp", "2", "-m", "2048", "-nodefaults", "-no-user-config", "-display", "none",
-		"-netdev", strings.Join(append([]string{"user,id=net"}, forwards...), ","), "-device", "virtio-net-pci,netdev=net,romfile=", "-device", "virtio-rng-pci", "-serial", "stdio",
+		"-netdev", strings.Join(append([]string{"user,id=net"}, forwards...), ","), "-device", "virtio-net-pci,netdev=net,romfile=", "-device", "virtio-rng-pci",
+		"-device", "i6300esb", "-action", "watchdog=reset", "-serial", "stdio",
 	}, options...)
 	cmd := exec.CommandContext(context.WithoutCancel(t.Context()), need.QEMU(t), args...)
 	cmd.Stdout, cmd.Stderr = m.serial, m.serial

@@ -23,7 +23,7 @@ func runInit(stderr io.Writer) int {
 		Port:    50000,
 		Children: []pid1.Child{
 			{Name: "containerd", Path: "/usr/bin/containerd", Args: []string{"--config", "/etc/containerd/config.toml"}},
-			{Name: "cocoond", Path: "/proc/self/exe", Args: []string{"--config", "/etc/cocoon/cocoond.yaml"}},
+			{Name: "cocoond", Path: "/proc/self/exe", Args: []string{"--config", "/etc/cocoon/cocoond.yaml"}, Watched: true},
 		},
 		TrialDeadline: 15 * time.Minute,
 	})

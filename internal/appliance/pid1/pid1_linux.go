@@ -49,6 +49,10 @@ type machine struct {
 	reaper  *reaper
 	boot    bootctl.Boot
 	root    rootDisk
+
+	life     life
+	dogs     watchdogs
+	children *supervisor
 }
 
 // Run is process 1. It returns only if it is not process 1.
@@ -66,9 +70,13 @@ func Run(cfg Config) error {
 	}
 	ctx, stop := context.WithCancel(context.Background())
 	go m.guard("reap", func() error { m.reaper.run(); return nil })
-	m.prepare(ctx)
-	children := newSupervisor(m.cfg.Children, m.reaper, m.log, logDir)
-	children.start(ctx)
+	m.children = newSupervisor(m.cfg.Children, m.reaper, m.log, logDir)
+	m.children.life = &m.life
+	m.life.begin(prepareLimit)
+	m.prepare(ctx, orders)
+	go m.guard("listen to the daemon", func() error { return m.life.listen(notifySocket) })
+	m.life.begin(firstBeat)
+	m.children.start(ctx)
 	go m.guard("uplink", func() error { m.uplink(ctx); return nil })
 	if m.boot.Trial && m.cfg.TrialDeadline > 0 {
 		go m.guard("watch the trial", func() error { m.watchTrial(orders); return nil })
@@ -77,16 +85,17 @@ func Run(cfg Config) error {
 		order := <-orders
 		m.log.Info("ending all processes", "signal", order)
 		stop()
-		children.stop(20 * time.Second)
+		m.children.stop(20 * time.Second)
+		m.life.begin(endLimit) // after the end of the daemon
 		m.end(order)
 		ctx, stop = context.WithCancel(context.Background())
 		m.log.Error("the machine goes on: the kernel did not end it")
-		children.start(ctx)
+		m.children.start(ctx)
 	}
 }
 
 // prepare takes the steps before the daemon starts. None of them waits for a network.
-func (m *machine) prepare(ctx context.Context) {
+func (m *machine) prepare(ctx context.Context, orders chan<- os.Signal) {
 	for _, step := range []struct {
 		name string
 		do   func() error
@@ -94,8 +103,10 @@ func (m *machine) prepare(ctx context.Context) {
 		{"mount the kernel's file systems", mountKernel},
 		{"open the console", m.console.open},
 		{"read the command line", m.readCommandLine},
+		{"find watchdogs", func() error { return m.watchdogs(orders) }},
 		{"set up the loopback link", loopback},
 		{"load modules", func() error { return m.modules(ctx) }},
+		{"find more watchdogs", func() error { return m.moreWatchdogs(ctx) }},
 		{"name the machine", func() error { return m.name("") }},
 		{"mount the boot partition", m.mountBoot},
 		{"find the volumes", func() error { return m.storage(ctx) }},
@@ -106,6 +117,27 @@ func (m *machine) prepare(ctx context.Context) {
 			m.log.Info("done", "op", step.name, "dur", time.Since(begin).Round(time.Millisecond))
 		}
 	}
+}
+
+// watchdogs opens the watchdogs that the initramfs has started, and begins to feed them.
+func (m *machine) watchdogs(orders chan<- os.Signal) error {
+	n, err := m.dogs.find(watchdogDevices)
+	m.log.Info("watchdogs are fed", "count", n)
+	go m.guard("feed the watchdog", func() error { m.keep(orders); return nil })
+	return err
+}
+
+// moreWatchdogs opens those of drivers that were loaded since, or the kernel's own if there is none.
+func (m *machine) moreWatchdogs(ctx context.Context) error {
+	n, err := m.dogs.find(watchdogDevices)
+	if n > 0 || err != nil {
+		return err
+	}
+	if _, err := m.run(ctx, "modprobe", "softdog"); err != nil {
+		return err
+	}
+	_, err = m.dogs.find(watchdogDevices)
+	return err
 }
 
 // guard runs a step, logs its error or panic, and reports whether it succeeded.
@@ -141,11 +173,10 @@ func (m *machine) watchTrial(orders chan<- os.Signal) {
 		m.log.Error("failed", "op", "read the clock", "err", err)
 	}
 	<-time.After(m.cfg.TrialDeadline - time.Duration(up.Nano()))
-	s, err := bootctl.New(BootEnvironment, m.boot).Read()
-	if err == nil && s.Good == m.boot.Slot {
+	if !m.onTrial() {
 		return
 	}
-	m.log.Error("nobody confirmed the update in time: restarting", "err", err)
+	m.log.Error("nobody confirmed the update in time: restarting")
 	orders <- syscall.SIGTERM
 }
 
@@ -162,12 +193,17 @@ func (m *machine) end(order os.Signal) {
 		}
 	}
 	unix.Sync()
-	how := unix.LINUX_REBOOT_CMD_RESTART
+	how := unix.LINUX_REBOOT_CMD_RESTART // a watchdog that is armed restarts a machine whose kernel hangs now
 	switch order {
 	case syscall.SIGUSR1:
 		how = unix.LINUX_REBOOT_CMD_HALT
 	case syscall.SIGUSR2, syscall.SIGPWR:
 		how = unix.LINUX_REBOOT_CMD_POWER_OFF
+	}
+	if how != unix.LINUX_REBOOT_CMD_RESTART {
+		if err := m.dogs.disarm(); err != nil {
+			m.log.Warn("failed", "op", "disarm the watchdog", "err", err)
+		}
 	}
 	if err := unix.Reboot(how); err != nil {
 		m.log.Error("failed", "op", "end the machine", "err", err)

@@ -23,6 +23,9 @@ type Child struct {
 	Path string
 	Args []string // without the program's own
 	Env  []string // besides that of process 1
+
+	// Watched children say that they are alive, as systemd wants it. There is at most one.
+	Watched bool
 }
 
 const (
@@ -39,6 +42,7 @@ type supervisor struct {
 	reaper   *reaper
 	log      *slog.Logger
 	logs     string // folder
+	life     *life  // of the watched child; nil: nobody wants to know
 
 	mu      sync.Mutex
 	running map[string]*os.Process
@@ -71,6 +75,19 @@ func (s *supervisor) signal(signal unix.Signal) {
 	for name, p := range s.running {
 		if err := p.Signal(signal); err != nil {
 			s.log.Warn("not signalled", "child", name, "err", err)
+		}
+	}
+}
+
+// killWatched kills the watched child.
+func (s *supervisor) killWatched() {
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	for _, c := range s.children {
+		if p := s.running[c.Name]; c.Watched && p != nil {
+			if err := p.Kill(); err != nil {
+				s.log.Warn("not killed", "child", c.Name, "err", err)
+			}
 		}
 	}
 }
@@ -112,6 +129,11 @@ func (s *supervisor) once(ctx context.Context, c Child) error {
 	cmd := exec.Command(c.Path, c.Args...) //nolint:noctx // stop ends it
 	cmd.Stdout, cmd.Stderr = out, out
 	cmd.Env = append(os.Environ(), c.Env...)
+	if c.Watched && s.life != nil {
+		cmd.Env = append(cmd.Env, speaks()...)
+		s.life.begin(firstBeat)
+		defer s.life.begin(firstBeat) // it starts again before that is over
+	}
 	cmd.Dir = "/"
 	cmd.SysProcAttr = &syscall.SysProcAttr{Setsid: true}
 	s.mu.Lock()
