@@ -18,15 +18,29 @@ type Documents struct {
 	path string
 	lock *os.File
 	db   *sql.DB // one connection
+	has  map[journal.Table]bool
 }
+
+// Option changes how documents are opened.
+type Option func(*options)
+
+type options struct{ frozen bool }
+
+// Frozen leaves the schema of a file that exists as it is, so that the Cocoon before this one can still read it: for a system on trial. This
+// version has to get along with the schema of the version before; tables that are missing are empty and cannot be written to.
+func Frozen(yes bool) Option { return func(o *options) { o.frozen = yes } }
 
 var _ journal.Documents = (*Documents)(nil)
 
 // OpenDocuments opens the documents at path, and creates or migrates the file if needed. Its folder must exist. Only its owner can read
 // the file: documents contain keys.
 // Errors: FailedPrecondition when another process has it open or a newer Cocoon wrote it, DataLoss when it is damaged.
-func OpenDocuments(ctx context.Context, path string) (_ *Documents, err error) {
-	d := &Documents{path: path}
+func OpenDocuments(ctx context.Context, path string, with ...Option) (_ *Documents, err error) {
+	d := &Documents{path: path, has: map[journal.Table]bool{}}
+	var o options
+	for _, w := range with {
+		w(&o)
+	}
 	defer func() {
 		if err != nil {
 			_ = d.Close()
@@ -39,7 +53,7 @@ func OpenDocuments(ctx context.Context, path string) (_ *Documents, err error) {
 		d.db, err = openDB(path, 1, "journal_mode(WAL)", "synchronous(FULL)")
 	}
 	if err == nil {
-		err = d.prepare(ctx)
+		err = d.prepare(ctx, o)
 	}
 	if err != nil {
 		return nil, fmt.Errorf("open %s: %w", path, d.classify(err))
@@ -47,7 +61,7 @@ func OpenDocuments(ctx context.Context, path string) (_ *Documents, err error) {
 	return d, nil
 }
 
-func (d *Documents) prepare(ctx context.Context) error {
+func (d *Documents) prepare(ctx context.Context, o options) error {
 	c, err := d.db.Conn(ctx)
 	if err != nil {
 		return err
@@ -60,7 +74,17 @@ func (d *Documents) prepare(ctx context.Context) error {
 	if found != "ok" {
 		return errdefs.New(errdefs.DataLoss, "%w (%s)", d.damaged(), found)
 	}
-	return migrate(ctx, c, documentMigrations())
+	if err := migrate(ctx, c, documentMigrations(), o.frozen); err != nil {
+		return err
+	}
+	for _, t := range journal.Tables() {
+		var n int
+		if err := c.QueryRowContext(ctx, `SELECT count(*) FROM sqlite_schema WHERE type = 'table' AND name = ?`, string(t)).Scan(&n); err != nil {
+			return err
+		}
+		d.has[t] = n > 0
+	}
+	return nil
 }
 
 // documentMigrations returns the steps that upgrade a file from version i to i+1. A released step never changes.
@@ -81,6 +105,9 @@ func (d *Documents) classify(err error) error { return classified(err, d.damaged
 // Get implements journal.Documents.
 func (d *Documents) Get(ctx context.Context, t journal.Table, name string) ([]byte, error) {
 	var data []byte
+	if !d.has[t] {
+		return nil, errdefs.NotFoundf("there is no %q in %s", name, t)
+	}
 	err := d.db.QueryRowContext(ctx, `SELECT spec FROM `+string(t)+` WHERE name = ?`, name).Scan(&data)
 	switch {
 	case errors.Is(err, sql.ErrNoRows):
@@ -93,6 +120,9 @@ func (d *Documents) Get(ctx context.Context, t journal.Table, name string) ([]by
 
 // List implements journal.Documents.
 func (d *Documents) List(ctx context.Context, t journal.Table) ([]journal.Document, error) {
+	if !d.has[t] {
+		return nil, nil
+	}
 	rows, err := d.db.QueryContext(ctx, `SELECT name, spec FROM `+string(t)+` ORDER BY name`)
 	if err != nil {
 		return nil, fmt.Errorf("list %s: %w", t, d.classify(err))
@@ -132,6 +162,9 @@ func (d *Documents) Write(ctx context.Context, changes ...journal.Change) error 
 
 func (d *Documents) change(ctx context.Context, tx *sql.Tx, c journal.Change) error {
 	table := string(c.Table)
+	if !d.has[c.Table] {
+		return errdefs.Preconditionf("the file has no %s while this version is on trial; confirm the update first", table)
+	}
 	if c.Data == nil {
 		_, err := tx.ExecContext(ctx, `DELETE FROM `+table+` WHERE name = ?`, c.Name)
 		return err

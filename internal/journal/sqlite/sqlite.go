@@ -34,6 +34,7 @@ type Config struct {
 	Path    string // of the database file; its folder must exist
 	History int    // events kept for watchers that reconnect; 0 is DefaultHistory
 	Older   bool   // accept a file that is older than the mark
+	Frozen  bool   // do not upgrade the schema of a file that exists; see Frozen
 
 	// Synced, if not nil, is called after each sync, before the waiting callers continue.
 	Synced func()
@@ -88,7 +89,7 @@ func Open(ctx context.Context, cfg Config) (_ *Journal, err error) {
 	if err = private(cfg.Path); err != nil {
 		return nil, fmt.Errorf("open journal %s: %w", cfg.Path, err)
 	}
-	if err = j.connect(ctx, cfg.Path); err == nil {
+	if err = j.connect(ctx, cfg); err == nil {
 		err = j.verify(ctx, cfg)
 	}
 	if err != nil {
@@ -97,7 +98,8 @@ func Open(ctx context.Context, cfg Config) (_ *Journal, err error) {
 	return j, nil
 }
 
-func (j *Journal) connect(ctx context.Context, path string) (err error) {
+func (j *Journal) connect(ctx context.Context, cfg Config) (err error) {
+	path := cfg.Path
 	// 4096 pages between checkpoints: a checkpoint's fsync is the only slow operation on the hot path.
 	if j.write, err = openDB(path, 1, "journal_mode(WAL)", "synchronous(NORMAL)", "wal_autocheckpoint(4096)", "journal_size_limit(67108864)"); err != nil {
 		return err
@@ -105,7 +107,7 @@ func (j *Journal) connect(ctx context.Context, path string) (err error) {
 	if j.conn, err = j.write.Conn(ctx); err != nil {
 		return err
 	}
-	if err = migrate(ctx, j.conn, migrations()); err != nil {
+	if err = migrate(ctx, j.conn, migrations(), cfg.Frozen); err != nil {
 		return err
 	}
 	if err = j.st.prepare(ctx, j.conn); err != nil {
@@ -233,8 +235,8 @@ func migrations() []string {
 }
 
 // migrate upgrades the schema to the newest version, by those of steps that are missing. Each step is one transaction, together with
-// its version number.
-func migrate(ctx context.Context, c *sql.Conn, steps []string) error {
+// its version number. If frozen, the schema of a file that has one stays.
+func migrate(ctx context.Context, c *sql.Conn, steps []string, frozen bool) error {
 	if _, err := c.ExecContext(ctx, `CREATE TABLE IF NOT EXISTS schema (version INTEGER NOT NULL)`); err != nil {
 		return err
 	}
@@ -245,6 +247,9 @@ func migrate(ctx context.Context, c *sql.Conn, steps []string) error {
 	}
 	if version > len(steps) {
 		return errdefs.Preconditionf("a newer Cocoon wrote it (schema %d, this version knows %d); use the newer Cocoon", version, len(steps))
+	}
+	if frozen && version > 0 {
+		return nil
 	}
 	for ; version < len(steps); version++ {
 		if err := step(ctx, c, steps[version], version+1); err != nil {
