@@ -89,7 +89,7 @@ bb rm -f "/boot/System.map-$kernel"
 bb mkdir -p /boot-modules
 n=100
 for module in virtio_pci virtio_blk virtio_scsi ahci ata_piix nvme vmd sd_mod vmw_pvscsi megaraid_sas mpt3sas hpsa xhci_pci ehci_pci uas usb_storage \
-    sdhci_pci mmc_block virtio_rng squashfs overlay lpc_ich iTCO_wdt wdat_wdt i6300esb softdog; do
+    sdhci_pci mmc_block virtio_rng squashfs overlay efi-pstore lpc_ich iTCO_wdt wdat_wdt i6300esb softdog; do
     /usr/sbin/modprobe -S "$kernel" --show-depends "$module" || echo "missing $module" >&2
 done | bb awk '$1 == "insmod" && !had[$2]++ {print $2}' | while read -r file; do
     bb cp "$file" "/boot-modules/$n-${file##*/}"

@@ -15,9 +15,8 @@ type System interface {
 	Info(ctx context.Context) (*capsulev1.GetInfoResponse, error)
 	// Logs calls write with parts of the log of the daemon: the last lines, or all if tail is 0, and what follows until ctx ends.
 	Logs(ctx context.Context, tail int, follow bool, write func([]byte) error) error
-	// Update writes an update of size bytes to the slot that is not in use, and has the machine reboot into it. sum is the SHA-256 of
-	// what r returns.
-	Update(ctx context.Context, r io.Reader, size uint64, sum string) (slot, version string, err error)
+	// Update writes the update that r returns to the slot that is not in use, and has the machine reboot into it. about says what r returns and how the trial ends.
+	Update(ctx context.Context, r io.Reader, about *capsulev1.UpdateOSMetadata) (slot, version string, err error)
 	// Confirm ends the trial of an update. Errors: FailedPrecondition if there is none.
 	Confirm(ctx context.Context) (slot, version string, err error)
 	// Reboot has the machine reboot soon.
@@ -62,7 +61,7 @@ func (c *capsules) UpdateOS(stream capsulev1.CapsuleService_UpdateOSServer) erro
 		m, err := stream.Recv()
 		return m.GetChunk(), err
 	}}
-	slot, version, err := c.door.deps.System.Update(stream.Context(), r, meta.GetTotalBytes(), meta.GetSha256Hex())
+	slot, version, err := c.door.deps.System.Update(stream.Context(), r, meta)
 	if err != nil {
 		return err
 	}

@@ -23,6 +23,8 @@ const (
 	skewShown  = 5 * time.Second  // a smaller difference of the clocks is not worth a word
 	debugName  = "capsule-debug"
 	debugWait  = 5 * time.Minute
+	policyAuto = "auto"
+	policyBoth = "both"
 	debugImage = "docker.io/library/alpine:3.20"
 )
 
@@ -74,7 +76,8 @@ func (a *app) printInfo(c *client, i *capsulev1.GetInfoResponse, now time.Time) 
 	line("rolled back", i.GetRolledBackBecause())
 	if i.GetPendingSlot() != "" {
 		left := time.Duration(i.GetPendingDeadlineUnix()-i.GetLocalTimeUnix()) * time.Second // both by the clock of the machine
-		line("pending slot", fmt.Sprintf("%s, goes back in %s without `capsulectl capsule update confirm`", i.GetPendingSlot(), max(left, 0)))
+		line("pending slot", fmt.Sprintf("%s, goes back in %s %s", i.GetPendingSlot(), max(left, 0), unless(i.GetPendingPolicy())))
+		line("not yet", i.GetPendingFailing())
 	}
 	line("last version", i.GetLastVersion())
 	line("kernel", i.GetKernelRelease()+" "+i.GetArchitecture())
@@ -96,6 +99,18 @@ func (a *app) printInfo(c *client, i *capsulev1.GetInfoResponse, now time.Time) 
 	line("state", part(i.GetPermUsedBytes(), i.GetPermTotalBytes()))
 	line("volumes", part(i.GetThinpoolUsedBytes(), i.GetThinpoolTotalBytes()))
 	line("certificate", i.GetTlsFingerprintSha256())
+}
+
+// unless says what keeps an update that is on trial.
+func unless(policy string) string {
+	const confirm = "`capsulectl capsule update confirm`"
+	switch policy {
+	case policyAuto:
+		return "unless everything works before"
+	case policyBoth:
+		return "without " + confirm + ", which works when everything does"
+	}
+	return "without " + confirm
 }
 
 // logFlags are those of both kinds of logs.
@@ -174,20 +189,33 @@ func (a *app) rebootCommand() *cobra.Command {
 
 func (a *app) updatePushCommand() *cobra.Command {
 	var soak int
+	var deadline time.Duration
+	var about capsulev1.UpdateOSMetadata
 	cmd := &cobra.Command{
 		Use: "push BUNDLE", Short: "Write an update to the other slot, and boot it for a trial", Args: cobra.ExactArgs(1),
 		Long: `Write an update to the slot that is not in use, and boot it for a trial. Without a confirmation the machine goes back to the
-slot in use now. --auto-confirm waits until the machine is back, watches it for so many seconds, and confirms.`,
-		Example: "  capsulectl capsule update push system.tar\n  capsulectl capsule update push system.tar --auto-confirm=60",
+slot in use now. --auto-confirm waits until the machine is back, watches it for so many seconds, and confirms.
+
+By the policy auto the machine confirms by itself, once its state, containerd, network and API work, and all workloads run that ran before. By the policy both
+it takes your confirmation only then.`,
+		Example: "  capsulectl capsule update push system.tar\n  capsulectl capsule update push system.tar --auto-confirm=60\n  capsulectl capsule update push system.tar --policy=auto --deadline=3m",
 		RunE: a.calling(func(ctx context.Context, c *client, args []string) error {
 			if soak < 0 {
 				return errdefs.Invalidf("--auto-confirm is a number of seconds")
 			}
-			answer, err := a.push(ctx, c, args[0])
+			if soak > 0 && about.Policy == policyAuto {
+				return errdefs.Invalidf("--auto-confirm and --policy=auto exclude each other: with the policy, the machine confirms by itself")
+			}
+			about.DeadlineSeconds = uint32(deadline / time.Second) //nolint:gosec // the machine checks it
+			answer, err := a.push(ctx, c, args[0], &about)
 			if err != nil {
 				return fmt.Errorf("update %s: %w", c.name, err)
 			}
 			a.printf("%s boots %s from %s.\n", c.name, textui.Cell(answer.GetNextVersion()), textui.Cell(answer.GetNextSlot()))
+			if about.Policy == policyAuto {
+				a.printf("It keeps that when everything works there, and goes back otherwise; `capsulectl --capsule %s capsule info` tells.\n", c.name)
+				return nil
+			}
 			if soak == 0 {
 				a.printf("Look at it, then run `capsulectl --capsule %s capsule update confirm`; otherwise it goes back.\n", c.name)
 				return nil
@@ -198,12 +226,15 @@ slot in use now. --auto-confirm waits until the machine is back, watches it for 
 			return a.confirm(ctx, c)
 		}),
 	}
+	cmd.Flags().StringVar(&about.Policy, "policy", "manual", "who keeps the update: manual, auto or both")
+	cmd.Flags().DurationVar(&deadline, "deadline", 10*time.Minute, "when the machine goes back, after the start of the new system, at most and by default 10m")
+	cmd.Flags().BoolVar(&about.AllowDowngrade, "allow-downgrade", false, "take a version that is older than the one that runs")
 	cmd.Flags().IntVar(&soak, "auto-confirm", 0, "confirm when it has been up for so many `SECONDS`")
 	return cmd
 }
 
 // push sends a bundle.
-func (a *app) push(ctx context.Context, c *client, name string) (*capsulev1.UpdateOSResponse, error) {
+func (a *app) push(ctx context.Context, c *client, name string, about *capsulev1.UpdateOSMetadata) (*capsulev1.UpdateOSResponse, error) {
 	f, err := os.Open(name)
 	if err != nil {
 		return nil, errdefs.New(errdefs.InvalidArgument, "read the bundle: %w", err)
@@ -221,9 +252,8 @@ func (a *app) push(ctx context.Context, c *client, name string) (*capsulev1.Upda
 	if err != nil {
 		return nil, err
 	}
-	err = s.Send(&capsulev1.UpdateOSRequest{Msg: &capsulev1.UpdateOSRequest_Metadata{Metadata: &capsulev1.UpdateOSMetadata{
-		TotalBytes: uint64(total), Sha256Hex: hex.EncodeToString(hash.Sum(nil)), //nolint:gosec // the length of a file
-	}}})
+	about.TotalBytes, about.Sha256Hex = uint64(total), hex.EncodeToString(hash.Sum(nil)) //nolint:gosec // the length of a file
+	err = s.Send(&capsulev1.UpdateOSRequest{Msg: &capsulev1.UpdateOSRequest_Metadata{Metadata: about}})
 	if err != nil && !errors.Is(err, io.EOF) {
 		return nil, err
 	}

@@ -92,6 +92,8 @@ type GetInfoResponse struct {
 	CapsuleId            string                 `protobuf:"bytes,100,opt,name=capsule_id,json=capsuleId,proto3" json:"capsule_id,omitempty"`                                    // UUID; the audience of tokens
 	TlsFingerprintSha256 string                 `protobuf:"bytes,101,opt,name=tls_fingerprint_sha256,json=tlsFingerprintSha256,proto3" json:"tls_fingerprint_sha256,omitempty"` // of the server's certificate, lower-case hexadecimal
 	RolledBackBecause    string                 `protobuf:"bytes,102,opt,name=rolled_back_because,json=rolledBackBecause,proto3" json:"rolled_back_because,omitempty"`          // why the last update was rolled back; "": it was not
+	PendingPolicy        string                 `protobuf:"bytes,103,opt,name=pending_policy,json=pendingPolicy,proto3" json:"pending_policy,omitempty"`                        // of the update on trial: manual, auto or both
+	PendingFailing       string                 `protobuf:"bytes,104,opt,name=pending_failing,json=pendingFailing,proto3" json:"pending_failing,omitempty"`                     // what does not hold yet of the update on trial; "": all holds
 	unknownFields        protoimpl.UnknownFields
 	sizeCache            protoimpl.SizeCache
 }
@@ -301,6 +303,20 @@ func (x *GetInfoResponse) GetRolledBackBecause() string {
 	return ""
 }
 
+func (x *GetInfoResponse) GetPendingPolicy() string {
+	if x != nil {
+		return x.PendingPolicy
+	}
+	return ""
+}
+
+func (x *GetInfoResponse) GetPendingFailing() string {
+	if x != nil {
+		return x.PendingFailing
+	}
+	return ""
+}
+
 type CapsuleLogsRequest struct {
 	state         protoimpl.MessageState `protogen:"open.v1"`
 	Follow        bool                   `protobuf:"varint,1,opt,name=follow,proto3" json:"follow,omitempty"`
@@ -480,11 +496,14 @@ func (*UpdateOSRequest_Metadata) isUpdateOSRequest_Msg() {}
 func (*UpdateOSRequest_Chunk) isUpdateOSRequest_Msg() {}
 
 type UpdateOSMetadata struct {
-	state         protoimpl.MessageState `protogen:"open.v1"`
-	TotalBytes    uint64                 `protobuf:"varint,1,opt,name=total_bytes,json=totalBytes,proto3" json:"total_bytes,omitempty"`
-	Sha256Hex     string                 `protobuf:"bytes,2,opt,name=sha256_hex,json=sha256Hex,proto3" json:"sha256_hex,omitempty"` // of all chunks together
-	unknownFields protoimpl.UnknownFields
-	sizeCache     protoimpl.SizeCache
+	state           protoimpl.MessageState `protogen:"open.v1"`
+	TotalBytes      uint64                 `protobuf:"varint,1,opt,name=total_bytes,json=totalBytes,proto3" json:"total_bytes,omitempty"`
+	Sha256Hex       string                 `protobuf:"bytes,2,opt,name=sha256_hex,json=sha256Hex,proto3" json:"sha256_hex,omitempty"`                      // of all chunks together
+	Policy          string                 `protobuf:"bytes,100,opt,name=policy,proto3" json:"policy,omitempty"`                                           // manual: an operator confirms it; auto: it is kept when all holds; both: an operator confirms it while all holds; "": manual
+	DeadlineSeconds uint32                 `protobuf:"varint,101,opt,name=deadline_seconds,json=deadlineSeconds,proto3" json:"deadline_seconds,omitempty"` // of the trial, from the start of the kernel, 60 to 600; 0: 600
+	AllowDowngrade  bool                   `protobuf:"varint,102,opt,name=allow_downgrade,json=allowDowngrade,proto3" json:"allow_downgrade,omitempty"`    // an older version is no error
+	unknownFields   protoimpl.UnknownFields
+	sizeCache       protoimpl.SizeCache
 }
 
 func (x *UpdateOSMetadata) Reset() {
@@ -529,6 +548,27 @@ func (x *UpdateOSMetadata) GetSha256Hex() string {
 		return x.Sha256Hex
 	}
 	return ""
+}
+
+func (x *UpdateOSMetadata) GetPolicy() string {
+	if x != nil {
+		return x.Policy
+	}
+	return ""
+}
+
+func (x *UpdateOSMetadata) GetDeadlineSeconds() uint32 {
+	if x != nil {
+		return x.DeadlineSeconds
+	}
+	return 0
+}
+
+func (x *UpdateOSMetadata) GetAllowDowngrade() bool {
+	if x != nil {
+		return x.AllowDowngrade
+	}
+	return false
 }
 
 type UpdateOSResponse struct {
@@ -765,7 +805,7 @@ const file_capsule_v1_capsule_proto_rawDesc = "" +
 	"\n" +
 	"\x18capsule/v1/capsule.proto\x12\n" +
 	"capsule.v1\"\x10\n" +
-	"\x0eGetInfoRequest\"\xeb\a\n" +
+	"\x0eGetInfoRequest\"\xbb\b\n" +
 	"\x0fGetInfoResponse\x12\x1a\n" +
 	"\bhostname\x18\x01 \x01(\tR\bhostname\x12\x19\n" +
 	"\bshort_id\x18\x16 \x01(\tR\ashortId\x12%\n" +
@@ -794,7 +834,9 @@ const file_capsule_v1_capsule_proto_rawDesc = "" +
 	"\n" +
 	"capsule_id\x18d \x01(\tR\tcapsuleId\x124\n" +
 	"\x16tls_fingerprint_sha256\x18e \x01(\tR\x14tlsFingerprintSha256\x12.\n" +
-	"\x13rolled_back_because\x18f \x01(\tR\x11rolledBackBecause\"K\n" +
+	"\x13rolled_back_because\x18f \x01(\tR\x11rolledBackBecause\x12%\n" +
+	"\x0epending_policy\x18g \x01(\tR\rpendingPolicy\x12'\n" +
+	"\x0fpending_failing\x18h \x01(\tR\x0ependingFailing\"K\n" +
 	"\x12CapsuleLogsRequest\x12\x16\n" +
 	"\x06follow\x18\x01 \x01(\bR\x06follow\x12\x1d\n" +
 	"\n" +
@@ -804,12 +846,15 @@ const file_capsule_v1_capsule_proto_rawDesc = "" +
 	"\x0fUpdateOSRequest\x12:\n" +
 	"\bmetadata\x18\x01 \x01(\v2\x1c.capsule.v1.UpdateOSMetadataH\x00R\bmetadata\x12\x16\n" +
 	"\x05chunk\x18\x02 \x01(\fH\x00R\x05chunkB\x05\n" +
-	"\x03msg\"R\n" +
+	"\x03msg\"\xbe\x01\n" +
 	"\x10UpdateOSMetadata\x12\x1f\n" +
 	"\vtotal_bytes\x18\x01 \x01(\x04R\n" +
 	"totalBytes\x12\x1d\n" +
 	"\n" +
-	"sha256_hex\x18\x02 \x01(\tR\tsha256Hex\"}\n" +
+	"sha256_hex\x18\x02 \x01(\tR\tsha256Hex\x12\x16\n" +
+	"\x06policy\x18d \x01(\tR\x06policy\x12)\n" +
+	"\x10deadline_seconds\x18e \x01(\rR\x0fdeadlineSeconds\x12'\n" +
+	"\x0fallow_downgrade\x18f \x01(\bR\x0eallowDowngrade\"}\n" +
 	"\x10UpdateOSResponse\x12\x1b\n" +
 	"\tnext_slot\x18\x01 \x01(\tR\bnextSlot\x12!\n" +
 	"\fnext_version\x18\x02 \x01(\tR\vnextVersion\x12)\n" +

@@ -38,7 +38,11 @@ type applianceDoor struct {
 // Run implements door. A machine whose state cannot be read stays up and says so.
 func (a *applianceDoor) Run(ctx context.Context) error {
 	defer a.workloads.set(nil)
-	docs, err := sqlite.OpenDocuments(ctx, filepath.Join(a.cfg.StateDir, applianceState))
+	err := a.stateIsKept()
+	var docs *sqlite.Documents
+	if err == nil {
+		docs, err = sqlite.OpenDocuments(ctx, filepath.Join(a.cfg.StateDir, applianceState), sqlite.Frozen(a.cfg.frozen))
+	}
 	if err == nil {
 		defer func() { logFailure(a.log, "state of the appliance not closed cleanly", docs.Close()) }()
 		var d *appliance.Door
@@ -69,10 +73,6 @@ func (a *applianceDoor) open(ctx context.Context, docs *sqlite.Documents) (*appl
 		return nil, err
 	}
 	a.workloads.set(store)
-	system, err := a.system(ctx, docs)
-	if err != nil {
-		return nil, err
-	}
 	drivers := map[capsulev1.WorkloadKind]reconcile.Driver{
 		capsulev1.WorkloadKind_WORKLOAD_KIND_MICRO_VM: microvm.New(a.engine, a.engine, filepath.Join(a.cfg.StateDir, "logs"), a.log),
 	}
@@ -84,6 +84,13 @@ func (a *applianceDoor) open(ctx context.Context, docs *sqlite.Documents) (*appl
 		}
 		drivers[capsulev1.WorkloadKind_WORKLOAD_KIND_CONTAINER] = d
 		images = append(images, containerImages{runtime})
+	}
+	system, err := a.system(ctx, docs, gates{
+		listen: a.cfg.Appliance.Listen, bridge: a.cfg.Network.Bridge, stateDir: a.cfg.StateDir, fingerprint: who.Fingerprint(), boot: boot,
+		docs: docs, desired: store, containers: drivers[capsulev1.WorkloadKind_WORKLOAD_KIND_CONTAINER],
+	})
+	if err != nil {
+		return nil, err
 	}
 	kind := ""
 	if a.cfg.VolumePool.Name != "" {

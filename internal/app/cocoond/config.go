@@ -51,6 +51,7 @@ type Config struct {
 	recent *logging.Ring // the end of the log; nil: it is not kept
 
 	olderJournal bool // accept a journal that is older than the other records say; for one start, by flag
+	frozen       bool // the schemas of databases stay, because this system is on trial
 
 	VolumePool VolumePool
 	CSI        CSI

@@ -74,7 +74,7 @@ func (d *daemon) endContainers(ctx context.Context, h *host) (end func(context.C
 		d.workloads.set(nil)
 		return func(context.Context, time.Duration) error { return nil }, func() {}, nil
 	}
-	docs, err := sqlite.OpenDocuments(ctx, path)
+	docs, err := sqlite.OpenDocuments(ctx, path, sqlite.Frozen(d.cfg.frozen))
 	if err != nil {
 		return nil, nil, err
 	}

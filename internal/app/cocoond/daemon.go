@@ -104,6 +104,9 @@ func (d *daemon) open(ctx context.Context) (_ *host, err error) {
 		return nil, err
 	}
 	closers = append(closers, func() { lock.Close() })
+	if err := d.settleState(ctx); err != nil {
+		return nil, err
+	}
 	j, err := d.openJournal(ctx)
 	if err != nil {
 		return nil, err
@@ -205,7 +208,7 @@ func ms(n int) time.Duration { return time.Duration(n) * time.Millisecond }
 func (d *daemon) run(ctx context.Context) error {
 	h, err := d.open(ctx)
 	if err != nil {
-		return err
+		return d.answerFailure(ctx, err)
 	}
 	defer h.close()
 	if err := d.nets.setup(ctx); err != nil { // links and rules stay, because VMs may use them

@@ -34,14 +34,22 @@ const (
 // restartDelay lets the answer to whoever asked for a restart arrive.
 const restartDelay = 2 * time.Second
 
-// system returns the machine: one that runs Cocoon OS if a slot of it was started.
-func (a *applianceDoor) system(ctx context.Context, docs journal.Documents) (appliance.System, error) {
-	host := &machine.Host{StateDir: a.cfg.StateDir, Log: a.cfg.recent}
-	cmdline, err := os.ReadFile("/proc/cmdline")
+// booted returns how this machine was started, and the kernel's command line that says so.
+func booted() (boot bootctl.Boot, cmdline string, err error) {
+	text, err := os.ReadFile("/proc/cmdline")
 	if err != nil {
-		return nil, fmt.Errorf("read the kernel's command line: %w", err)
+		return boot, "", fmt.Errorf("read the kernel's command line: %w", err)
 	}
-	boot := bootctl.ParseBoot(string(cmdline))
+	return bootctl.ParseBoot(string(text)), string(text), nil
+}
+
+// system returns the machine: one that runs Cocoon OS if a slot of it was started.
+func (a *applianceDoor) system(ctx context.Context, docs journal.Documents, g gates) (appliance.System, error) {
+	host := &machine.Host{StateDir: a.cfg.StateDir, Log: a.cfg.recent}
+	boot, cmdline, err := booted()
+	if err != nil {
+		return nil, err
+	}
 	if boot.Slot == bootctl.None {
 		return host, nil
 	}
@@ -55,12 +63,17 @@ func (a *applianceDoor) system(ctx context.Context, docs journal.Documents) (app
 	}
 	u, err := update.Open(ctx, update.Config{
 		Boot: boot, Control: bootctl.New(pid1.BootEnvironment, boot), Keys: keys, Version: strings.TrimSpace(string(version)), Arch: runtime.GOARCH,
-		Slot:    func(s bootctl.Slot) (string, error) { return pid1.SlotDevice(string(cmdline), s) },
+		Slot:    func(s bootctl.Slot) (string, error) { return pid1.SlotDevice(cmdline, s) },
 		BootDir: filepath.Dir(filepath.Dir(filepath.Dir(pid1.BootEnvironment))), Documents: docs, Age: machine.Uptime, Log: a.log,
 		Restart: func() error { return unix.Kill(1, unix.SIGTERM) }, // process 1 restarts the machine then
+		Gates:   g.all(), Running: g.running, Missing: g.missing, Copies: a.stateCopies(), Dir: a.updateDir(),
+		BootID: g.boot, Watchdog: pid1.ResetByWatchdog, Crash: pid1.LastWords,
 	})
 	if err != nil {
 		return nil, err
+	}
+	if !boot.Trial {
+		logFailure(a.log, "what the kernel said in a panic is not cleared", pid1.ClearLastWords())
 	}
 	go u.Run(ctx)
 	return &cocoonOS{Host: host, updater: u}, nil
@@ -97,6 +110,7 @@ func (o *cocoonOS) Info(ctx context.Context) (*capsulev1.GetInfoResponse, error)
 	}
 	s := o.updater.State()
 	info.ActiveSlot, info.PendingSlot, info.LastVersion, info.RolledBackBecause = slotName(s.Active), slotName(s.Pending), s.Good, s.Because
+	info.PendingPolicy, info.PendingFailing = string(s.Policy), s.Failing
 	if s.Left > 0 {
 		info.PendingDeadlineUnix = time.Now().Add(s.Left).Unix()
 	}
@@ -112,8 +126,10 @@ func slotName(s bootctl.Slot) string {
 }
 
 // Update implements appliance.System.
-func (o *cocoonOS) Update(ctx context.Context, r io.Reader, size uint64, sum string) (slot, version string, err error) {
-	s, version, err := o.updater.Stage(ctx, r, size, sum)
+func (o *cocoonOS) Update(ctx context.Context, r io.Reader, about *capsulev1.UpdateOSMetadata) (slot, version string, err error) {
+	s, version, err := o.updater.Stage(ctx, r, about.GetTotalBytes(), about.GetSha256Hex(), update.Options{
+		Policy: update.Policy(about.GetPolicy()), Deadline: time.Duration(about.GetDeadlineSeconds()) * time.Second, AllowDowngrade: about.GetAllowDowngrade(),
+	})
 	if err != nil {
 		return "", "", err
 	}

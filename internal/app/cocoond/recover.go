@@ -45,7 +45,7 @@ func (d *daemon) vmDir() string       { return filepath.Join(d.cfg.StateDir, "vm
 
 // openJournal opens the journal, with copies of its rows in the folders of the VMs.
 func (d *daemon) openJournal(ctx context.Context) (*records.Keeper, error) {
-	j, err := sqlite.Open(ctx, sqlite.Config{Path: d.journalPath(), Older: d.cfg.olderJournal, Synced: d.metrics.journalSyncs.Inc})
+	j, err := sqlite.Open(ctx, sqlite.Config{Path: d.journalPath(), Older: d.cfg.olderJournal, Frozen: d.cfg.frozen, Synced: d.metrics.journalSyncs.Inc})
 	if err != nil {
 		return nil, err
 	}

@@ -60,7 +60,7 @@ func foreign() error {
 }
 
 // Update implements appliance.System.
-func (*Host) Update(context.Context, io.Reader, uint64, string) (slot, version string, err error) {
+func (*Host) Update(context.Context, io.Reader, *capsulev1.UpdateOSMetadata) (slot, version string, err error) {
 	return "", "", foreign()
 }
 

@@ -181,3 +181,23 @@ func TestWatchdogs(t *testing.T) {
 		t.Errorf("%q, %v", text, err)
 	}
 }
+
+// The line of a panic is found in any of the records, and nothing else.
+func TestLastWords(t *testing.T) {
+	dir := t.TempDir()
+	write := func(name, text string) {
+		t.Helper()
+		if err := os.WriteFile(filepath.Join(dir, name), []byte(text), 0o600); err != nil {
+			t.Fatal(err)
+		}
+	}
+	write("console-ramoops-0", "Kernel panic - not syncing: of others\n")
+	write("dmesg-efi-1", "<4>[    1.0] nothing\n")
+	if got := lastWords(dir); got != "" {
+		t.Errorf("%q", got)
+	}
+	write("dmesg-efi-2", "Panic#1 Part1\n<0>[    2.1] Kernel panic - not syncing: Attempted to kill init! exitcode=0x00000100\n<4>[    2.2] CPU: 0\n")
+	if got, want := lastWords(dir), "Attempted to kill init! exitcode=0x00000100"; got != want {
+		t.Errorf("%q", got)
+	}
+}

@@ -102,6 +102,7 @@ func (m *machine) prepare(ctx context.Context, orders chan<- os.Signal) {
 	}{
 		{"mount the kernel's file systems", mountKernel},
 		{"open the console", m.console.open},
+		{"mount what a panic leaves", mountPstore},
 		{"read the command line", m.readCommandLine},
 		{"find watchdogs", func() error { return m.watchdogs(orders) }},
 		{"set up the loopback link", loopback},

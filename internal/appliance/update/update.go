@@ -9,6 +9,7 @@ import (
 	"context"
 	"crypto/ed25519"
 	"encoding/json"
+	"errors"
 	"fmt"
 	"io"
 	"log/slog"
@@ -24,7 +25,7 @@ import (
 const (
 	// Tries is how often the boot loader tries a version that nobody has confirmed.
 	Tries = 2
-	// Deadline is how long after its boot a version on trial may wait until it is confirmed.
+	// Deadline is how long after its boot a version on trial may wait at most until it is confirmed.
 	Deadline = 10 * time.Minute
 )
 
@@ -39,6 +40,17 @@ type record struct {
 	Phase   phase        `json:"phase,omitempty"`
 	Good    string       `json:"last_version,omitempty"` // the version that was confirmed last
 	Because string       `json:"because,omitempty"`      // why the last update was rolled back
+
+	Policy   Policy        `json:"policy,omitempty"`
+	Deadline time.Duration `json:"deadline,omitempty"` // of its trial, in nanoseconds
+	Ran      []string      `json:"ran,omitempty"`      // workloads that ran before it
+	Copied   bool          `json:"copied,omitempty"`   // there is a copy of the state as it was before it
+}
+
+// Copies keeps the state as it was before an update.
+type Copies interface {
+	Take(ctx context.Context, update string) error
+	Remove() error
 }
 
 type phase string
@@ -64,6 +76,16 @@ type Config struct {
 	Restart   func() error         // has the machine boot again soon
 	Age       func() time.Duration // since the machine has booted; it does not depend on the clock
 	Log       *slog.Logger
+
+	Gates   []Gate
+	Running func() []string             // the workloads that run, and are ready if they say when they are
+	Missing func(ran []string) []string // those of ran that shall run, and are not among them
+	Copies  Copies
+	Dir     string // for what a version on trial writes about itself
+
+	BootID   string        // of this boot
+	Watchdog func() bool   // reports whether a watchdog has ended the boot before this one
+	Crash    func() string // what the kernel said when it ended a boot; "": nothing
 }
 
 // Updater updates the system. Safe for concurrent use.
@@ -72,12 +94,13 @@ type Updater struct {
 
 	mu      sync.Mutex // one update, confirmation or restart at a time
 	record  record
-	pending bool // this system is on trial
+	pending bool   // this system is on trial
+	failing string // the gate that does not hold
 }
 
 // Open reads what became of the last update.
 func Open(ctx context.Context, cfg Config) (*Updater, error) {
-	u := &Updater{cfg: cfg, pending: onTrial(cfg)}
+	u := &Updater{cfg: cfg, pending: onTrial(cfg), failing: unchecked}
 	data, err := cfg.Documents.Get(ctx, journal.OSState, current)
 	switch {
 	case errdefs.IsNotFound(err):
@@ -90,6 +113,10 @@ func Open(ctx context.Context, cfg Config) (*Updater, error) {
 			u.record = record{}
 		}
 	}
+	if u.pending {
+		u.note(func(*start) {})
+	}
+	u.tidy()
 	return u, u.settle(ctx)
 }
 
@@ -100,6 +127,25 @@ func onTrial(cfg Config) bool {
 		return cfg.Boot.Trial // who cannot read the environment cannot have confirmed it
 	}
 	return cfg.Boot.Trial && s.Good != cfg.Boot.Slot && s.Try == cfg.Boot.Slot && s.UID == cfg.Boot.UID
+}
+
+// tidy removes what interrupted updates have left on the boot partition, and repairs a damaged boot environment.
+func (u *Updater) tidy() {
+	if u.cfg.Boot.Trial {
+		return
+	}
+	if err := u.cfg.Control.Repair(); err != nil {
+		u.cfg.Log.Error("the boot environment is damaged", "err", err)
+		return
+	}
+	s, err := u.cfg.Control.Read()
+	if err != nil {
+		u.cfg.Log.Error("the boot environment is damaged", "err", err)
+		return
+	}
+	if err := removeLeftovers(u.cfg.BootDir, s.Files); err != nil {
+		u.cfg.Log.Warn("files that nothing starts are left on the boot partition", "err", err)
+	}
 }
 
 // settle brings the journal in line with the boot environment.
@@ -117,7 +163,7 @@ func (u *Updater) settle(ctx context.Context) error {
 	case s.Open():
 		return nil // it starts next
 	case s.UID == u.record.UID:
-		u.record.Phase, u.record.Because = rolledBack, fmt.Sprintf("version %s did not start %d times, or nobody confirmed it", u.record.Version, Tries)
+		u.record.Phase, u.record.Because = rolledBack, u.explain()
 	default:
 		u.record.Phase, u.record.Because = rolledBack, "it was not armed: the machine stopped while it was written"
 	}
@@ -135,33 +181,6 @@ func (u *Updater) store(ctx context.Context) error {
 	return u.cfg.Documents.Write(ctx, journal.Change{Table: journal.OSState, Name: current, Data: data})
 }
 
-// Run ends a trial that nobody confirms, by a restart into the good slot. It returns when ctx ends.
-func (u *Updater) Run(ctx context.Context) {
-	if !u.Pending() {
-		return
-	}
-	u.cfg.Log.Warn("this version is on trial; confirm it, or the machine goes back to the one before", "version", u.cfg.Version, "slot", u.cfg.Boot.Slot, "in", (Deadline - u.cfg.Age()).Round(time.Second))
-	t := time.NewTimer(Deadline - u.cfg.Age())
-	defer t.Stop()
-	select {
-	case <-ctx.Done():
-		return
-	case <-t.C:
-	}
-	u.mu.Lock()
-	defer u.mu.Unlock()
-	if !u.pending {
-		return
-	}
-	u.cfg.Log.Error("nobody has confirmed this version in time; the machine goes back to the one before", "version", u.cfg.Version)
-	if err := u.cfg.Control.MarkBad(); err != nil { // the boot loader counts the tries in any case
-		u.cfg.Log.Error("the trial is not ended", "err", err)
-	}
-	if err := u.cfg.Restart(); err != nil {
-		u.cfg.Log.Error("the machine does not restart", "err", err)
-	}
-}
-
 // Pending reports whether this system is on trial.
 func (u *Updater) Pending() bool {
 	u.mu.Lock()
@@ -176,6 +195,8 @@ type State struct {
 	Left    time.Duration // until it is rolled back; 0 before it has started
 	Good    string        // the version that was confirmed last
 	Because string        // why the last update was rolled back; "": it was not
+	Policy  Policy        // of the trial of this system; "": it is not on trial
+	Failing string        // what keeps this system from being kept by itself; "": nothing, or it is not on trial
 }
 
 // State returns what operators learn of updates.
@@ -187,7 +208,8 @@ func (u *Updater) State() State {
 		s.Because = u.record.Because
 	}
 	if u.pending {
-		s.Pending, s.Left = u.cfg.Boot.Slot, max(Deadline-u.cfg.Age(), 0)
+		s.Pending, s.Left = u.cfg.Boot.Slot, max(u.deadline()-u.cfg.Age(), 0)
+		s.Policy, s.Failing = u.policyOf(), u.failing
 	} else if now, err := u.cfg.Control.Read(); err == nil && now.Open() {
 		s.Pending = now.Try
 	}
@@ -198,7 +220,11 @@ func (u *Updater) State() State {
 // hexadecimal digits. The machine has to restart then.
 // Errors: InvalidArgument, FailedPrecondition (signature, version, size, a trial that is open), DataLoss (what arrived, or what the disk
 // kept, differs), ResourceExhausted. After an error the machine starts as before.
-func (u *Updater) Stage(ctx context.Context, r io.Reader, size uint64, sum string) (bootctl.Slot, string, error) {
+func (u *Updater) Stage(ctx context.Context, r io.Reader, size uint64, sum string, o Options) (bootctl.Slot, string, error) {
+	o, err := o.validate()
+	if err != nil {
+		return "", "", err
+	}
 	u.mu.Lock()
 	defer u.mu.Unlock()
 	target := u.cfg.Boot.Slot.Other()
@@ -223,7 +249,10 @@ func (u *Updater) Stage(ctx context.Context, r io.Reader, size uint64, sum strin
 		return "", "", err
 	}
 	defer w.close()
-	if err := m.Check(bundle.System{Version: u.cfg.Version, Architecture: u.cfg.Arch, SlotSize: w.size}); err != nil {
+	if err := m.Check(bundle.System{Version: u.cfg.Version, Architecture: u.cfg.Arch, SlotSize: w.size, AllowDowngrade: o.AllowDowngrade}); err != nil {
+		return "", "", err
+	}
+	if err := w.room(m); err != nil {
 		return "", "", err
 	}
 	if err := u.cfg.Control.Vacate(target); err != nil {
@@ -235,30 +264,45 @@ func (u *Updater) Stage(ctx context.Context, r io.Reader, size uint64, sum strin
 	if err := in.verify(sum); err != nil {
 		return "", "", err
 	}
-	good := u.record.Good
-	u.record = record{Slot: target, Version: m.Version, UID: m.ID(), Phase: staged, Good: good}
-	if err := u.store(ctx); err != nil {
-		return "", "", err
+	before := u.record
+	u.record = record{
+		Slot: target, Version: m.Version, UID: m.ID(), Phase: staged, Good: u.record.Good,
+		Policy: o.Policy, Deadline: o.Deadline, Ran: u.cfg.Running(), Copied: true,
 	}
-	if err := u.cfg.Control.Arm(target, Tries, m.ID()); err != nil {
-		return "", "", err
+	if err := u.commit(ctx); err != nil {
+		u.record = before
+		return "", "", errors.Join(err, u.store(context.WithoutCancel(ctx)))
 	}
 	u.cfg.Log.Info("an update is staged", "version", m.Version, "slot", target)
 	return target, m.Version, nil
 }
 
-// Confirm ends the trial of this system: it is the good one now. Errors: FailedPrecondition if it is not on trial.
+// commit notes the update, copies the state with that note, and arms the trial. A system that goes back to the copy still knows of the update.
+func (u *Updater) commit(ctx context.Context) error {
+	if err := u.store(ctx); err != nil {
+		return err
+	}
+	if err := u.cfg.Copies.Take(ctx, u.record.UID); err != nil {
+		return err
+	}
+	return u.cfg.Control.Arm(u.record.Slot, Tries, u.record.UID)
+}
+
+// Confirm ends the trial of this system: it is the good one now. Errors: FailedPrecondition if it is not on trial, or if its policy is Both and a gate does not hold.
 func (u *Updater) Confirm(ctx context.Context) (bootctl.Slot, string, error) {
 	u.mu.Lock()
 	defer u.mu.Unlock()
 	if !u.pending {
 		return "", "", errdefs.Preconditionf("nothing is to be confirmed: version %s is not on trial", u.cfg.Version)
 	}
+	if u.policyOf() == Both && u.failing != "" {
+		return "", "", errdefs.Preconditionf("version %s is not kept while this does not hold: %s", u.cfg.Version, u.failing)
+	}
 	if err := u.cfg.Control.MarkGood(); err != nil {
 		return "", "", err
 	}
 	u.pending = false
-	u.record = record{Slot: u.cfg.Boot.Slot, Version: u.cfg.Version, UID: u.cfg.Boot.UID, Phase: confirmed, Good: u.cfg.Version}
+	u.record = record{Slot: u.cfg.Boot.Slot, Version: u.cfg.Version, UID: u.cfg.Boot.UID, Phase: confirmed, Good: u.cfg.Version, Copied: u.record.Copied}
 	if err := u.store(ctx); err != nil { // the environment says what counts
 		u.cfg.Log.Warn("the confirmation is not in the journal of updates", "err", err)
 	}

@@ -2,6 +2,7 @@ package update
 
 import (
 	"bytes"
+	"context"
 	"crypto/ed25519"
 	"crypto/sha256"
 	"encoding/hex"
@@ -9,6 +10,8 @@ import (
 	"log/slog"
 	"os"
 	"path/filepath"
+	"slices"
+	"strconv"
 	"strings"
 	"testing"
 	"testing/synctest"
@@ -31,8 +34,14 @@ type box struct {
 	dir      string
 	boot     bootctl.Boot
 	version  string
-	age      time.Duration
+	age      func() time.Duration
 	restarts int
+	boots    int
+	failing  string   // what the gate says
+	runs     []string // workloads
+	watchdog bool
+	crash    string
+	copies   *copies
 	docs     *journaltest.Documents
 	u        *Updater
 }
@@ -40,7 +49,7 @@ type box struct {
 const slotSize = 8 << 20
 
 func newBox(t *testing.T) *box {
-	b := &box{t: t, dir: t.TempDir(), boot: bootctl.Boot{Slot: bootctl.A, Files: "first"}, version: "v1", docs: journaltest.NewDocuments()}
+	b := &box{t: t, dir: t.TempDir(), boot: bootctl.Boot{Slot: bootctl.A, Files: "first"}, version: "v1", age: func() time.Duration { return 0 }, docs: journaltest.NewDocuments(), copies: &copies{}}
 	block, err := bootctl.NewBlock("first")
 	if err != nil {
 		t.Fatal(err)
@@ -80,12 +89,46 @@ func (b *box) start() {
 		Boot: b.boot, Control: bootctl.New(filepath.Join(b.dir, "env"), b.boot), Keys: []ed25519.PublicKey{key("ours").Public().(ed25519.PublicKey)},
 		Version: b.version, Arch: "amd64", Slot: func(s bootctl.Slot) (string, error) { return filepath.Join(b.dir, "slot_"+string(s)), nil },
 		BootDir: filepath.Join(b.dir, "boot"), Documents: b.docs, Restart: func() error { b.restarts++; return nil },
-		Age: func() time.Duration { return b.age }, Log: slog.New(slog.DiscardHandler),
+		Age: func() time.Duration { return b.age() }, Log: slog.New(slog.DiscardHandler),
+		Gates:   []Gate{{"uplink", func(context.Context) error { return b.gate() }}},
+		Running: func() []string { return b.runs },
+		Missing: func(ran []string) []string {
+			return slices.DeleteFunc(slices.Clone(ran), func(name string) bool { return slices.Contains(b.runs, name) })
+		},
+		Copies: b.copies, Dir: filepath.Join(b.dir, "update"), BootID: strconv.Itoa(b.boots), Watchdog: func() bool { return b.watchdog }, Crash: func() string { return b.crash },
 	})
 	if err != nil {
 		b.t.Fatal(err)
 	}
 }
+
+// clock lets the machine boot now.
+func (b *box) clock() {
+	began := time.Now()
+	b.age = func() time.Duration { return time.Since(began) }
+}
+
+func (b *box) gate() error {
+	if b.failing == "" {
+		return nil
+	}
+	return errors.New(b.failing)
+}
+
+// copies are those of the state.
+type copies struct {
+	err    error
+	update string // whose copy there is
+}
+
+func (c *copies) Take(_ context.Context, update string) error {
+	if c.err == nil {
+		c.update = update
+	}
+	return c.err
+}
+
+func (c *copies) Remove() error { c.update = ""; return nil }
 
 // loader counts a try down, and starts what the environment says.
 func (b *box) loader() {
@@ -105,6 +148,7 @@ func (b *box) loader() {
 			b.last()
 		}
 	}
+	b.boots++
 	b.version = map[bool]string{true: "v2", false: "v1"}[b.boot.Files != "first"]
 	b.start()
 }
@@ -140,7 +184,7 @@ func sumOf(b []byte) string {
 }
 
 func (b *box) push(data []byte) error {
-	_, _, err := b.u.Stage(b.t.Context(), bytes.NewReader(data), uint64(len(data)), sumOf(data))
+	_, _, err := b.u.Stage(b.t.Context(), bytes.NewReader(data), uint64(len(data)), sumOf(data), Options{})
 	return err
 }
 
@@ -160,7 +204,7 @@ func TestUpdate(t *testing.T) {
 		t.Errorf("confirm without an update: %v", err)
 	}
 	data := packed(t, "v2", key("ours"))
-	slot, version, err := b.u.Stage(t.Context(), bytes.NewReader(append(bytes.Clone(data), "more"...)), uint64(len(data)), sumOf(data))
+	slot, version, err := b.u.Stage(t.Context(), bytes.NewReader(append(bytes.Clone(data), "more"...)), uint64(len(data)), sumOf(data), Options{})
 	if err != nil || slot != bootctl.B || version != "v2" {
 		t.Fatalf("%q, %q, %v", slot, version, err)
 	}
@@ -208,7 +252,7 @@ func TestRollback(t *testing.T) {
 			t.Fatal(err)
 		}
 		b.loader()
-		b.age = time.Minute
+		b.clock()
 		b.u.Run(t.Context())
 		if b.restarts != 1 {
 			t.Errorf("%d restarts at the deadline", b.restarts)
@@ -279,7 +323,7 @@ func TestRefused(t *testing.T) {
 				tc.size = len(tc.data)
 			}
 			before := b.read("slot_b")
-			_, _, err := b.u.Stage(t.Context(), bytes.NewReader(tc.data), uint64(tc.size), tc.sum)
+			_, _, err := b.u.Stage(t.Context(), bytes.NewReader(tc.data), uint64(tc.size), tc.sum, Options{})
 			if errdefs.ClassOf(err) != tc.want {
 				t.Errorf("%v, want %v", err, tc.want)
 			}

@@ -102,9 +102,9 @@ func (w *writer) write(ctx context.Context, b *bundle.Reader) error {
 		r = stoppable{ctx, r}
 		switch f.Name {
 		case bundle.Kernel:
-			err = w.bootFile("vmlinuz", r)
+			err = w.bootFile("vmlinuz", f, r)
 		case bundle.Initramfs:
-			err = w.bootFile("initramfs", r)
+			err = w.bootFile("initramfs", f, r)
 		case bundle.Root:
 			err = w.root(f, r)
 		}
@@ -114,6 +114,75 @@ func (w *writer) write(ctx context.Context, b *bundle.Reader) error {
 	}
 }
 
+// room refuses an update whose boot files do not fit on the boot partition, together with those of the good slot. Those that write replaces make room.
+func (w *writer) room(m bundle.Manifest) error {
+	var fs unix.Statfs_t
+	if err := unix.Statfs(w.cfg.BootDir, &fs); err != nil {
+		return fmt.Errorf("measure the boot partition: %w", err)
+	}
+	free := int64(fs.Bavail) * fs.Bsize //nolint:gosec // bytes of a disk
+	all, err := os.ReadDir(w.cfg.BootDir)
+	if err != nil {
+		return err
+	}
+	for _, f := range all {
+		if slot, _ := ofSlot(f.Name()); slot != w.slot {
+			continue
+		}
+		if fi, err := f.Info(); err == nil {
+			free += fi.Size()
+		}
+	}
+	need := int64(bootSlack)
+	for _, name := range []string{bundle.Kernel, bundle.Initramfs} {
+		f, _ := m.Find(name)
+		need += f.Size
+	}
+	if need > free {
+		return errdefs.Exhaustedf("the boot files of version %s need %d bytes, and the boot partition has %d free; remove files of others from it", m.Version, need, free)
+	}
+	return nil
+}
+
+// bootSlack is for the clusters and folders of the boot partition, in bytes.
+const bootSlack = 1 << 20
+
+// ofSlot returns the slot and the id in the name of a boot file; None if it is none.
+func ofSlot(name string) (bootctl.Slot, string) {
+	for _, kind := range []string{"vmlinuz_", "initramfs_"} {
+		if rest, ok := strings.CutPrefix(name, kind); ok {
+			if slot, id, ok := strings.Cut(rest, "-"); ok && (slot == string(bootctl.A) || slot == string(bootctl.B)) {
+				return bootctl.Slot(slot), id
+			}
+		}
+	}
+	return bootctl.None, ""
+}
+
+// removeLeftovers removes boot files that the boot environment does not name: those of an update that was interrupted, whole or not. What is no boot file of a slot is
+// left alone.
+func removeLeftovers(dir string, named bootctl.Files) error {
+	all, err := os.ReadDir(dir)
+	if err != nil {
+		return err
+	}
+	removed := false
+	for _, f := range all {
+		slot, id := ofSlot(f.Name())
+		if slot == bootctl.None || !f.Type().IsRegular() || id == named.Of(slot) {
+			continue
+		}
+		if err := os.Remove(filepath.Join(dir, f.Name())); err != nil {
+			return err
+		}
+		removed = true
+	}
+	if !removed {
+		return nil
+	}
+	return atomicfile.SyncDir(dir)
+}
+
 // clean removes the boot files of the slot, which starts nothing any more.
 func (w *writer) clean() error {
 	all, err := os.ReadDir(w.cfg.BootDir)
@@ -121,19 +190,17 @@ func (w *writer) clean() error {
 		return err
 	}
 	for _, f := range all {
-		for _, kind := range []string{"vmlinuz_", "initramfs_"} {
-			if strings.HasPrefix(f.Name(), kind+string(w.slot)) {
-				if err := os.Remove(filepath.Join(w.cfg.BootDir, f.Name())); err != nil {
-					return err
-				}
+		if slot, _ := ofSlot(f.Name()); slot == w.slot {
+			if err := os.Remove(filepath.Join(w.cfg.BootDir, f.Name())); err != nil {
+				return err
 			}
 		}
 	}
 	return atomicfile.SyncDir(w.cfg.BootDir)
 }
 
-// bootFile writes a new file to the boot partition. No file there is ever written again.
-func (w *writer) bootFile(kind string, r io.Reader) (err error) {
+// bootFile writes a new file to the boot partition, and compares what the disk keeps. No file there is ever written again.
+func (w *writer) bootFile(kind string, want bundle.File, r io.Reader) (err error) {
 	path := filepath.Join(w.cfg.BootDir, fmt.Sprintf("%s_%s-%s", kind, w.slot, w.id))
 	f, err := os.OpenFile(filepath.Clean(path), os.O_CREATE|os.O_EXCL|os.O_WRONLY, 0o644)
 	if err != nil {
@@ -146,7 +213,30 @@ func (w *writer) bootFile(kind string, r io.Reader) (err error) {
 		}
 		return err
 	}
-	return atomicfile.SyncDir(w.cfg.BootDir)
+	if err := atomicfile.SyncDir(w.cfg.BootDir); err != nil {
+		return err
+	}
+	return w.reread(path, want)
+}
+
+// reread compares a file with what was signed. It comes from the disk, and not from memory, as far as the kernel drops that when it is asked to.
+func (w *writer) reread(path string, want bundle.File) error {
+	f, err := os.Open(filepath.Clean(path))
+	if err != nil {
+		return err
+	}
+	defer f.Close()
+	if err := unix.Fadvise(int(f.Fd()), 0, 0, unix.FADV_DONTNEED); err != nil {
+		return fmt.Errorf("drop the buffers of %s: %w", path, err)
+	}
+	sum := sha256.New()
+	if _, err := io.Copy(sum, f); err != nil {
+		return fmt.Errorf("read it back: %w", err)
+	}
+	if got := hex.EncodeToString(sum.Sum(nil)); got != want.SHA256 {
+		return errdefs.DataLossf("the disk does not keep what was written to %s: it has the SHA-256 %s, and the update %s; replace the disk", path, got, want.SHA256)
+	}
+	return nil
 }
 
 // root writes the root file system, and compares what the disk keeps.
