@@ -210,6 +210,15 @@ test-host: deb demo-image ## Cocoon on a whole emulated machine with KVM, whose 
 test-os: os-image ## the image of Cocoon OS in QEMU: first start, power cut, daemon killed, restart; minutes
 	@go test -vet=off -ldflags '-s -w' -tags os -count=1 -v -timeout 40m ./test/os
 
+.PHONY: test-os-short
+test-os-short: ## one start, one update and one rollback of the image of Cocoon OS, which is cached by content; minutes
+	@$(MAKE) --no-print-directory os-image VERSION=v0.0.1 SOURCE_DATE_EPOCH=1 OS_ZSTD_LEVEL=3
+	@go test -vet=off -ldflags '-s -w' -tags os -count=1 -v -timeout 20m -run '^TestShort$$' ./test/os
+
+.PHONY: bench-os
+bench-os: os-image ## the numbers of docs/os.md: power on to an answer, memory, sizes, an update; minutes
+	@COCOON_OS_NUMBERS=yes go test -vet=off -ldflags '-s -w' -tags os -count=1 -v -timeout 60m -run '^TestNumbers$$' ./test/os
+
 .PHONY: replay
 replay: os-image ## each write to the boot partition of Cocoon OS cut off, and what is left started; minutes
 	@go test -vet=off -ldflags '-s -w' -tags replay -count=1 -v -timeout 60m ./test/replay

@@ -55,6 +55,22 @@ type machine struct {
 	ended  chan struct{}
 	begin  time.Time
 	marks  int
+	from   int // what the serial console has said before is not waited for
+}
+
+// now returns how much the serial console has said.
+func (m *machine) now() int {
+	text, _ := m.serial.said()
+	return len(text)
+}
+
+// since returns what a console has said as far as it counts.
+func (m *machine) since(c *console) (string, <-chan struct{}) {
+	text, more := c.said()
+	if c == m.serial {
+		text = text[m.from:]
+	}
+	return text, more
 }
 
 // wait waits until the console has each of the words after one another, and returns what it said.
@@ -62,14 +78,14 @@ func (m *machine) wait(c *console, words ...string) string {
 	m.t.Helper()
 	limit := time.After(patience)
 	for {
-		text, more := c.said()
+		text, more := m.since(c)
 		if inOrder(text, words) {
 			return text
 		}
 		select {
 		case <-more:
 		case <-m.ended:
-			if text, _ := c.said(); inOrder(text, words) {
+			if text, _ := m.since(c); inOrder(text, words) {
 				return text
 			}
 			m.t.Fatalf("the machine ended before it said %q:\n%s", words, tail(text))
@@ -181,44 +197,54 @@ func firmware(t *testing.T, disk string, restarts bool, forwards ...string) (*ma
 	)
 }
 
-// withShell starts slot a of a disk with an initramfs of the test, in which a shell goes over into the system, on the second serial port. The image has no such thing.
-func withShell(t *testing.T, disk, words string) *machine {
+// Lines of the initramfs' script by which tests change it.
+const (
+	rootFound = `say "root is $device"`
+	moveDev   = "mount --move /dev /sysroot/dev"
+)
+
+// inRoot returns lines of the script that run a command in the new root, beside the system, with a terminal. It is there before that becomes the root.
+func inRoot(command, terminal string) string {
+	return "chroot /sysroot /usr/bin/sh -c ': >/shell; " + command + "' <" + terminal + " >" + terminal + " 2>&1 &\nuntil [ -e /sysroot/shell ]; do usleep 10000; done\n"
+}
+
+// initramfs returns the initramfs of the image with another script, in which a line is replaced.
+func initramfs(t *testing.T, line, by string) []byte {
 	t.Helper()
 	dir := t.TempDir()
-	tree := filepath.Join(dir, "tree")
+	tree, extra := filepath.Join(dir, "tree"), filepath.Join(dir, "extra")
 	if err := os.Mkdir(tree, 0o755); err != nil {
 		t.Fatal(err)
 	}
-	script, err := os.ReadFile(need.Built(t, "os/initramfs/init", "git checkout"))
-	if err != nil {
-		t.Fatal(err)
-	}
-	const last = "mount --move /dev /sysroot/dev"
-	// The shell is in the new root before that becomes the root.
-	const shell = "chroot /sysroot /usr/bin/sh -c ': >/shell; exec sh' </dev/ttyS1 >/dev/ttyS1 2>&1 &\nuntil [ -e /sysroot/shell ]; do usleep 10000; done\n"
-	changed := strings.Replace(string(script), "\n"+last, "\n"+shell+last, 1)
-	if changed == string(script) {
-		t.Fatal("the initramfs ends in another way")
+	script := string(must(os.ReadFile(need.Built(t, "os/initramfs/init", "git checkout"))))
+	changed := strings.Replace(script, "\n"+line+"\n", "\n"+by+"\n", 1)
+	if changed == script {
+		t.Fatalf("the script of the initramfs has no line %q", line)
 	}
 	if err := os.WriteFile(filepath.Join(tree, "init"), []byte(changed), 0o700); err != nil {
 		t.Fatal(err)
 	}
-	extra, whole := filepath.Join(dir, "extra"), filepath.Join(dir, "initramfs")
 	do(t, need.Built(t, "bin/os/cache/pack", "make os-image"), "initramfs", tree, extra)
-	both, err := os.Create(whole)
-	if err != nil {
-		t.Fatal(err)
-	}
-	defer both.Close()
+	var whole []byte
 	for _, part := range []string{need.Built(t, "bin/os/initramfs", "make os-image"), extra} {
-		b, err := os.ReadFile(part)
-		if err != nil {
-			t.Fatal(err)
-		}
-		b = append(b, make([]byte, (4-len(b)%4)%4)...)
-		if _, err := both.Write(b); err != nil {
-			t.Fatal(err)
-		}
+		whole = append(whole, must(os.ReadFile(part))...)
+		whole = append(whole, make([]byte, (4-len(whole)%4)%4)...)
+	}
+	return whole
+}
+
+// slotA is the command line of slot a.
+func slotA(id string) string {
+	return "root=PARTUUID=b1a570ff-02 rootfstype=squashfs ro random.trust_cpu=on capsule.slot=a capsule.files=" + id + " console=ttyS0,115200n8 panic=1"
+}
+
+// withShell starts slot a of a disk with an initramfs of the test, in which a shell goes over into the system, on the second serial port. The image has no such thing.
+func withShell(t *testing.T, disk, words string) *machine {
+	t.Helper()
+	dir := t.TempDir()
+	whole := filepath.Join(dir, "initramfs")
+	if err := os.WriteFile(whole, initramfs(t, moveDev, inRoot("exec sh", "/dev/ttyS1")+moveDev), 0o600); err != nil {
+		t.Fatal(err)
 	}
 	socket := filepath.Join(dir, "shell")
 	listener, err := net.Listen("unix", socket)
@@ -229,7 +255,7 @@ func withShell(t *testing.T, disk, words string) *machine {
 	id := strings.TrimSpace(string(must(os.ReadFile(need.Built(t, "bin/os/id", "make os-image")))))
 	m, _ := start(
 		t, "-action", "reboot=shutdown", "-serial", "unix:"+socket, "-kernel", need.Built(t, "bin/os/vmlinuz", "make os-image"), "-initrd", whole,
-		"-append", "root=PARTUUID=b1a570ff-02 rootfstype=squashfs ro random.trust_cpu=on capsule.slot=a capsule.files="+id+" console=ttyS0,115200n8 panic=1 "+words,
+		"-append", slotA(id)+" "+words,
 		"-drive", "if=none,id=d0,format=raw,file="+disk, "-device", "virtio-blk-pci,drive=d0",
 	)
 	conn, err := listener.Accept()

@@ -26,6 +26,7 @@ type operator struct {
 	m    *machine
 	dir  string
 	addr string
+	port int // of this machine that leads to port 8080 of the other
 }
 
 // do runs capsulectl, and returns what it prints.
@@ -108,22 +109,30 @@ func newer(t *testing.T, path, version string, change func(files map[string]stri
 	}
 }
 
-// An operator adopts a machine that has just started, runs a container with a volume and a port there, and updates the system twice: the
-// first update is confirmed, and the second, whose root is broken, is rolled back by the machine itself. The volume keeps what it had.
-func TestOperator(t *testing.T) {
-	image := disk(t)
-	l := must(net.Listen("tcp", "127.0.0.1:0")) //nolint:noctx // a port that is free
-	api := l.Addr().(*net.TCPAddr).Port
-	web := must(net.Listen("tcp", "127.0.0.1:0")) //nolint:noctx // likewise
-	port := web.Addr().(*net.TCPAddr).Port
-	l.Close()
-	web.Close()
-	m, cmd := firmware(t, image, true, fmt.Sprintf("hostfwd=tcp:127.0.0.1:%d-:50000", api), fmt.Sprintf("hostfwd=tcp:127.0.0.1:%d-:8080", port))
-	o := &operator{t: t, m: m, dir: t.TempDir(), addr: fmt.Sprintf("127.0.0.1:%d", api)}
+// freePort returns a port of this machine on which nobody listens.
+func freePort(t *testing.T) int {
+	t.Helper()
+	l := must(net.Listen("tcp", "127.0.0.1:0")) //nolint:noctx // local
+	defer l.Close()
+	return l.Addr().(*net.TCPAddr).Port
+}
+
+// adopted starts the image as a machine does, and adopts it.
+func adopted(t *testing.T) (*operator, *exec.Cmd) {
+	t.Helper()
+	api, port := freePort(t), freePort(t)
+	m, cmd := firmware(t, disk(t), true, fmt.Sprintf("hostfwd=tcp:127.0.0.1:%d-:50000", api), fmt.Sprintf("hostfwd=tcp:127.0.0.1:%d-:8080", port))
+	o := &operator{t: t, m: m, dir: t.TempDir(), addr: fmt.Sprintf("127.0.0.1:%d", api), port: port}
 	m.wait(m.serial, "10.0.2.15:50000")
 	o.until("box is adopted", "adopt", "--capsule", o.addr, "--name", "box", "--yes")
 	t.Logf("%s from power on to adopted", time.Since(m.begin).Round(time.Second))
-	o.do("image", "push", need.Built(t, "bin/demo.tar", "make demo-image"))
+	return o, cmd
+}
+
+// serve runs a web server with a volume, whose content differs from machine to machine.
+func (o *operator) serve() {
+	o.t.Helper()
+	o.do("image", "push", need.Built(o.t, "bin/demo.tar", "make demo-image"))
 	o.do("apply", "--wait", "-f", o.file("web.yaml", `name: data
 kind: Volume
 size: 64MiB
@@ -133,12 +142,20 @@ kind: Container
 container:
   image: cocoon/demo:latest
   command: [sh, -c]
-  args: ["date >>/data/starts; exec /usr/bin/server"]
+  args: ["[ -e /data/blob ] || dd if=/dev/urandom of=/data/blob bs=65536 count=64; date >>/data/starts; exec /usr/bin/server"]
   ports: [{containerPort: 8080, hostPort: 8080}]
   mounts: [{volumeName: data, mountPath: /data}]
 livenessProbe: {tcp: {port: 8080}}
 `))
-	o.wait("the port of the container answers from outside", func() bool { return answers(port) })
+	o.wait("the port of the container answers from outside", func() bool { return answers(o.port) })
+}
+
+// An operator adopts a machine that has just started, runs a container with a volume and a port there, and updates the system twice: the
+// first update is confirmed, and the second, whose root is broken, is rolled back by the machine itself. The volume keeps what it had.
+func TestOperator(t *testing.T) {
+	o, cmd := adopted(t)
+	m := o.m
+	o.serve()
 	if out := o.do("volume", "list"); !strings.Contains(out, "data") || !strings.Contains(out, "web") {
 		t.Errorf("volumes:\n%s", out)
 	}
