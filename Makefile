@@ -212,7 +212,7 @@ test-os: os-image ## the image of Cocoon OS in QEMU: first start, power cut, dae
 
 .PHONY: test-os-short
 test-os-short: ## one start, one update and one rollback of the image of Cocoon OS, which is cached by content; minutes
-	@$(MAKE) --no-print-directory os-image VERSION=v0.0.1 SOURCE_DATE_EPOCH=1 OS_ZSTD_LEVEL=3
+	@$(MAKE) --no-print-directory os-image VERSION=v0.0.1 SOURCE_DATE_EPOCH=1 OS_ZSTD_LEVEL=3 OS_IMAGE_CACHE=yes
 	@go test -vet=off -ldflags '-s -w' -tags os -count=1 -v -timeout 20m -run '^TestShort$$' ./test/os
 
 .PHONY: bench-os

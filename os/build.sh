@@ -37,7 +37,8 @@ version=${VERSION:-$(git describe --tags --always --dirty 2>/dev/null || echo un
 # The time of all files: that of the last change of the sources.
 export SOURCE_DATE_EPOCH=${SOURCE_DATE_EPOCH:-$(git log -1 --format=%ct 2>/dev/null || echo 0)}
 
-for file in bin/cocoond bin/cocoon bin/cocoon-container-log bin/guest/vmlinux bin/guest/initramfs bin/containerd/{containerd,containerd-shim-runc-v2,runc}; do
+inputs=(bin/cocoond bin/cocoon bin/cocoon-container-log bin/guest/vmlinux bin/guest/initramfs bin/containerd/{containerd,containerd-shim-runc-v2,runc})
+for file in "${inputs[@]}"; do
     [ -s "$file" ] || die "$file is missing; run: make binaries guest containerd"
 done
 mkdir -p "$out/cache"
@@ -149,6 +150,37 @@ build() {
 }
 
 results=(disk.raw rootfs.sqsh vmlinuz initramfs sbom.spdx.json id)
+
+# key names all that goes into the disk.
+key() {
+    {
+        sha256sum <"$pack"
+        "$pack" public "$OS_SIGNING_KEY" "$work/public" && cat "$work/public"
+        for file in "${inputs[@]}" bin/capsulectl os/build.sh os/grub.cfg os/initramfs/init; do
+            [ ! -e "$file" ] || sha256sum <"$file"
+        done
+        readlink -f "$out"/cache/{system.tar,modules.tar,vmlinuz} # named by their content
+        find os/rootfs -type f -print0 | sort -z | xargs -0 sha256sum
+        echo "$version $SOURCE_DATE_EPOCH $slot_mib ${OS_ZSTD_LEVEL:-15}"
+    } | sha256sum | cut -c1-16
+}
+
+# With OS_IMAGE_CACHE the disk is kept by that name below ${XDG_CACHE_HOME:-~/.cache}/cocoon, and the one before is dropped.
+images=${XDG_CACHE_HOME:-$HOME/.cache}/cocoon
+made=''
+if [ -n "${OS_IMAGE_CACHE-}" ] && [ -z "$check" ]; then
+    mkdir -p "$images"
+    made=$images/os-image-$(key)
+    if [ -d "$made" ]; then
+        touch "$made"
+        for file in "${results[@]}"; do
+            cp --sparse=always "$made/$file" "$work/$file"
+            mv -f "$work/$file" "$out/$file"
+        done
+        say "version $version, id $(cat "$out/id"), from $made"
+        exit
+    fi
+fi
 build
 if [ -n "$check" ]; then
     mkdir "$work/first"
@@ -158,6 +190,12 @@ if [ -n "$check" ]; then
         cmp "$work/first/$file" "$work/$file" || die "a second build gave another $file"
     done
     say "a second build gave the same bytes: $(sha256sum <"$work/disk.raw" | cut -c1-16)"
+fi
+if [ -n "$made" ]; then
+    find "$images" -maxdepth 1 -name 'os-image-*' -type d -exec rm -rf {} +
+    mkdir "$made.$$"
+    for file in "${results[@]}"; do cp --sparse=always "$work/$file" "$made.$$/$file"; done
+    mv -T "$made.$$" "$made"
 fi
 for file in "${results[@]}"; do mv -f "$work/$file" "$out/$file"; done
 say "version $version, id $(cat "$out/id"): root $(du -m --apparent-size "$out/rootfs.sqsh" | cut -f1) MiB of $slot_mib, kernel $(du -k --apparent-size "$out/vmlinuz" | cut -f1) KiB, initramfs $(du -k --apparent-size "$out/initramfs" | cut -f1) KiB, disk $(du -m --apparent-size "$out/disk.raw" | cut -f1) MiB of which $(du -m "$out/disk.raw" | cut -f1) are used"
