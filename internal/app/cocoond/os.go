@@ -18,6 +18,7 @@ import (
 	capsulev1 "cocoonstack.io/cocoon/api/capsule/v1"
 	"cocoonstack.io/cocoon/internal/appliance"
 	"cocoonstack.io/cocoon/internal/appliance/bootctl"
+	"cocoonstack.io/cocoon/internal/appliance/disk"
 	"cocoonstack.io/cocoon/internal/appliance/machine"
 	"cocoonstack.io/cocoon/internal/appliance/pid1"
 	"cocoonstack.io/cocoon/internal/appliance/update"
@@ -55,7 +56,7 @@ func (a *applianceDoor) system(ctx context.Context, docs journal.Documents) (app
 	}
 	u, err := update.Open(ctx, update.Config{
 		Boot: boot, Control: bootctl.New(pid1.BootEnvironment, boot), Keys: keys, Version: strings.TrimSpace(string(version)), Arch: runtime.GOARCH,
-		Slot:    func(s bootctl.Slot) (string, error) { return pid1.SlotDevice(string(cmdline), s) },
+		Slot:    func(s bootctl.Slot) (string, error) { return disk.SlotDevice(string(cmdline), s) },
 		BootDir: filepath.Dir(filepath.Dir(filepath.Dir(pid1.BootEnvironment))), Documents: docs, Age: machine.Uptime, Log: a.log,
 		Restart: func() error { return unix.Kill(1, unix.SIGTERM) }, // process 1 restarts the machine then
 	})

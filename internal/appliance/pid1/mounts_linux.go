@@ -13,6 +13,8 @@ import (
 
 	"github.com/vishvananda/netlink"
 	"golang.org/x/sys/unix"
+
+	"cocoonstack.io/cocoon/internal/appliance/disk"
 )
 
 // mountKernel mounts what the kernel offers. What is mounted already is no error.
@@ -87,7 +89,7 @@ func (m *machine) modules(ctx context.Context) error {
 
 // mountBoot mounts the partition with the boot files.
 func (m *machine) mountBoot() error {
-	device, err := m.root.partition("/sys/block", "/dev", bootPartition)
+	device, err := m.root.Partition("/sys/block", "/dev", disk.BootPartition)
 	if err != nil {
 		return err
 	}

@@ -18,6 +18,7 @@ import (
 	"golang.org/x/sys/unix"
 
 	"cocoonstack.io/cocoon/internal/appliance/bootctl"
+	"cocoonstack.io/cocoon/internal/appliance/disk"
 )
 
 // Config says what runs. Its zero value runs nothing.
@@ -48,7 +49,7 @@ type machine struct {
 	console *console
 	reaper  *reaper
 	boot    bootctl.Boot
-	root    rootDisk
+	root    disk.Root
 }
 
 // Run is process 1. It returns only if it is not process 1.
@@ -130,7 +131,7 @@ func (m *machine) readCommandLine() error {
 	}
 	m.boot = bootctl.ParseBoot(string(text))
 	m.log.Info("started", "version", m.cfg.Version, "slot", string(m.boot.Slot), "trial", m.boot.Trial)
-	m.root, err = parseRoot(string(text))
+	m.root, err = disk.ParseRoot(string(text))
 	return err
 }
 
