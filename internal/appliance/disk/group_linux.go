@@ -113,8 +113,11 @@ func (g *Group) Activate(ctx context.Context) error {
 	return err
 }
 
-// Deactivate makes no volume active, so that nothing uses the disk. Preconditions: none is mounted.
+// Deactivate makes no volume active, so that nothing uses the disk. It is no error if there is no group. Preconditions: none is mounted.
 func (g *Group) Deactivate(ctx context.Context) error {
+	if _, err := g.volumes(ctx); errdefs.IsNotFound(err) {
+		return nil
+	}
 	_, err := g.lvm(ctx, "vgchange", "-an", group)
 	return err
 }

@@ -130,7 +130,7 @@ func (r Root) Find(sysBlock, dev string) (name string, entries [4]Entry, err err
 		return "", entries, err
 	}
 	for _, d := range disks {
-		if virtual(d.Name()) {
+		if Virtual(d.Name()) {
 			continue
 		}
 		signature, table, err := tableOf(filepath.Join(dev, d.Name()))
@@ -148,8 +148,8 @@ func (r Root) Find(sysBlock, dev string) (name string, entries [4]Entry, err err
 	return name, entries, nil
 }
 
-// virtual reports whether a block device of that name is one that the kernel makes of others or of memory.
-func virtual(name string) bool {
+// Virtual reports whether a block device of that name is one that the kernel makes of others or of memory.
+func Virtual(name string) bool {
 	for _, prefix := range []string{"loop", "ram", "dm-", "zram", "md", "nbd", "sr", "fd"} {
 		if strings.HasPrefix(name, prefix) {
 			return true

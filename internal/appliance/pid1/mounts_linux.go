@@ -96,7 +96,11 @@ func (m *machine) mountBoot() error {
 	if err := os.MkdirAll(bootDir, 0o755); err != nil {
 		return err
 	}
-	if err := unix.Mount(device, bootDir, "vfat", unix.MS_NOSUID|unix.MS_NODEV|unix.MS_NOEXEC|unix.MS_NOATIME, "fmask=0077,dmask=0077"); err != nil {
+	flags := uintptr(0)
+	if m.installer {
+		flags = unix.MS_RDONLY
+	}
+	if err := unix.Mount(device, bootDir, "vfat", flags|unix.MS_NOSUID|unix.MS_NODEV|unix.MS_NOEXEC|unix.MS_NOATIME, "fmask=0077,dmask=0077"); err != nil {
 		return fmt.Errorf("mount %s: %w", device, err)
 	}
 	return nil

@@ -11,6 +11,7 @@ import (
 	"os"
 	"os/signal"
 	"runtime/debug"
+	"slices"
 	"strings"
 	"syscall"
 	"time"
@@ -23,9 +24,10 @@ import (
 
 // Config says what runs. Its zero value runs nothing.
 type Config struct {
-	Version  string
-	Children []Child
-	Port     int // of the daemon, for the banner
+	Version   string
+	Children  []Child
+	Installer []Child // instead of Children, on a machine that was started to install the system
+	Port      int     // of the daemon, for the banner
 
 	// TrialDeadline is when a system on trial that nobody confirmed restarts, counted from the start of the kernel. It is later than the daemon's own, and
 	// for a daemon that does not live to keep that.
@@ -36,8 +38,11 @@ type Config struct {
 const (
 	permDir = "/perm"
 	bootDir = "/boot"
-	ownDir  = permDir + "/cocoon"
+	ownDir  = StateDir
 	logDir  = "/run/log"
+
+	// StateDir is where the daemon and process 1 keep their state.
+	StateDir = permDir + "/cocoon"
 
 	// BootEnvironment is the file of bootctl.New, once process 1 has mounted the boot partition.
 	BootEnvironment = bootDir + "/EFI/BOOT/grubenv"
@@ -50,7 +55,12 @@ type machine struct {
 	reaper  *reaper
 	boot    bootctl.Boot
 	root    disk.Root
+
+	installer bool // the system is not installed on this machine: its disks are left alone
 }
+
+// InstallerMode is the word of the kernel's command line that makes a machine an installer.
+const InstallerMode = "capsule.mode=installer"
 
 // Run is process 1. It returns only if it is not process 1.
 func Run(cfg Config) error {
@@ -68,7 +78,11 @@ func Run(cfg Config) error {
 	ctx, stop := context.WithCancel(context.Background())
 	go m.guard("reap", func() error { m.reaper.run(); return nil })
 	m.prepare(ctx)
-	children := newSupervisor(m.cfg.Children, m.reaper, m.log, logDir)
+	programs := m.cfg.Children
+	if m.installer {
+		programs = m.cfg.Installer
+	}
+	children := newSupervisor(programs, m.reaper, m.log, logDir)
 	children.start(ctx)
 	go m.guard("uplink", func() error { m.uplink(ctx); return nil })
 	if m.boot.Trial && m.cfg.TrialDeadline > 0 {
@@ -99,7 +113,12 @@ func (m *machine) prepare(ctx context.Context) {
 		{"load modules", func() error { return m.modules(ctx) }},
 		{"name the machine", func() error { return m.name("") }},
 		{"mount the boot partition", m.mountBoot},
-		{"find the volumes", func() error { return m.storage(ctx) }},
+		{"find the volumes", func() error {
+			if m.installer {
+				return nil
+			}
+			return m.storage(ctx)
+		}},
 		{"name the machine", func() error { return m.name(ownDir) }},
 	} {
 		begin := time.Now()
@@ -130,6 +149,7 @@ func (m *machine) readCommandLine() error {
 		return err
 	}
 	m.boot = bootctl.ParseBoot(string(text))
+	m.installer = slices.Contains(strings.Fields(string(text)), InstallerMode)
 	m.log.Info("started", "version", m.cfg.Version, "slot", string(m.boot.Slot), "trial", m.boot.Trial)
 	m.root, err = disk.ParseRoot(string(text))
 	return err
