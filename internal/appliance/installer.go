@@ -117,7 +117,7 @@ func (d *installDoor) Status(context.Context, *capsulev1.InstallStatusRequest) (
 		return nil, err
 	}
 	seal := d.installer.Seal()
-	resp := &capsulev1.InstallStatusResponse{ShortId: seal.ShortID, CapsuleId: seal.ID, Version: d.cfg.Version, Open: d.installer.Open()}
+	resp := &capsulev1.InstallStatusResponse{ShortId: seal.ShortID, CapsuleId: seal.ID, Version: d.cfg.Version, Open: d.installer.Open(), Installed: d.installer.Installed()}
 	for _, x := range disks {
 		resp.Targets = append(resp.Targets, x.Path)
 		resp.Disks = append(resp.Disks, &capsulev1.InstallDisk{Path: x.Path, SizeBytes: uint64(x.Size), Model: x.Model, Serial: x.Serial, Holds: x.Holds})

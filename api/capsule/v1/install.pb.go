@@ -65,8 +65,9 @@ type InstallStatusResponse struct {
 	TargetSizeBytes uint64                 `protobuf:"varint,4,opt,name=target_size_bytes,json=targetSizeBytes,proto3" json:"target_size_bytes,omitempty"`
 	Targets         []string               `protobuf:"bytes,5,rep,name=targets,proto3" json:"targets,omitempty"`
 	Version         string                 `protobuf:"bytes,6,opt,name=version,proto3" json:"version,omitempty"`
-	Disks           []*InstallDisk         `protobuf:"bytes,100,rep,name=disks,proto3" json:"disks,omitempty"` // of targets, in the same order
-	Open            bool                   `protobuf:"varint,101,opt,name=open,proto3" json:"open,omitempty"`  // the person at the console said that data may be overwritten without the code
+	Disks           []*InstallDisk         `protobuf:"bytes,100,rep,name=disks,proto3" json:"disks,omitempty"`          // of targets, in the same order
+	Open            bool                   `protobuf:"varint,101,opt,name=open,proto3" json:"open,omitempty"`           // the person at the console said that data may be overwritten without the code
+	Installed       bool                   `protobuf:"varint,102,opt,name=installed,proto3" json:"installed,omitempty"` // the one installation took place; who asked for it gets its result again
 	unknownFields   protoimpl.UnknownFields
 	sizeCache       protoimpl.SizeCache
 }
@@ -153,6 +154,13 @@ func (x *InstallStatusResponse) GetDisks() []*InstallDisk {
 func (x *InstallStatusResponse) GetOpen() bool {
 	if x != nil {
 		return x.Open
+	}
+	return false
+}
+
+func (x *InstallStatusResponse) GetInstalled() bool {
+	if x != nil {
+		return x.Installed
 	}
 	return false
 }
@@ -459,7 +467,7 @@ const file_capsule_v1_install_proto_rawDesc = "" +
 	"\n" +
 	"\x18capsule/v1/install.proto\x12\n" +
 	"capsule.v1\"\x16\n" +
-	"\x14InstallStatusRequest\"\x95\x02\n" +
+	"\x14InstallStatusRequest\"\xb3\x02\n" +
 	"\x15InstallStatusResponse\x12\x19\n" +
 	"\bshort_id\x18\x01 \x01(\tR\ashortId\x12\x1d\n" +
 	"\n" +
@@ -470,7 +478,8 @@ const file_capsule_v1_install_proto_rawDesc = "" +
 	"\atargets\x18\x05 \x03(\tR\atargets\x12\x18\n" +
 	"\aversion\x18\x06 \x01(\tR\aversion\x12-\n" +
 	"\x05disks\x18d \x03(\v2\x17.capsule.v1.InstallDiskR\x05disks\x12\x12\n" +
-	"\x04open\x18e \x01(\bR\x04open\"\x84\x01\n" +
+	"\x04open\x18e \x01(\bR\x04open\x12\x1c\n" +
+	"\tinstalled\x18f \x01(\bR\tinstalled\"\x84\x01\n" +
 	"\vInstallDisk\x12\x12\n" +
 	"\x04path\x18\x01 \x01(\tR\x04path\x12\x1d\n" +
 	"\n" +

@@ -33,7 +33,7 @@ type InstallServiceClient interface {
 	// Status says where the system can be installed. FailedPrecondition if no disk is possible.
 	Status(ctx context.Context, in *InstallStatusRequest, opts ...grpc.CallOption) (*InstallStatusResponse, error)
 	// Install installs the system, once. The same request again, after an answer was lost, gives the same result. FailedPrecondition if the disk holds
-	// data and reinstall or the code is missing, or if another one was installed; Unauthenticated for a wrong code.
+	// data and reinstall or the code is missing, or if the system was installed for another request; InvalidArgument for a wrong code.
 	Install(ctx context.Context, in *InstallRequest, opts ...grpc.CallOption) (grpc.ServerStreamingClient[InstallProgress], error)
 }
 
@@ -84,7 +84,7 @@ type InstallServiceServer interface {
 	// Status says where the system can be installed. FailedPrecondition if no disk is possible.
 	Status(context.Context, *InstallStatusRequest) (*InstallStatusResponse, error)
 	// Install installs the system, once. The same request again, after an answer was lost, gives the same result. FailedPrecondition if the disk holds
-	// data and reinstall or the code is missing, or if another one was installed; Unauthenticated for a wrong code.
+	// data and reinstall or the code is missing, or if the system was installed for another request; InvalidArgument for a wrong code.
 	Install(*InstallRequest, grpc.ServerStreamingServer[InstallProgress]) error
 	mustEmbedUnimplementedInstallServiceServer()
 }

@@ -117,6 +117,13 @@ func (i *Installer) Open() bool { return i.cfg.Open }
 // Seal returns the identity of the machine.
 func (i *Installer) Seal() identity.Seal { return i.seal }
 
+// Installed reports whether the one installation took place.
+func (i *Installer) Installed() bool {
+	i.mu.Lock()
+	defer i.mu.Unlock()
+	return i.last != nil
+}
+
 // Disks returns the disks on which the system can be installed. Errors: FailedPrecondition if there is none.
 func (i *Installer) Disks() ([]Disk, error) {
 	all, _, err := i.disks()
