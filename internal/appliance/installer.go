@@ -12,6 +12,7 @@ import (
 	"golang.org/x/net/netutil"
 	"google.golang.org/grpc"
 	"google.golang.org/grpc/credentials"
+	"google.golang.org/grpc/keepalive"
 	"google.golang.org/grpc/peer"
 
 	capsulev1 "cocoonstack.io/cocoon/api/capsule/v1"
@@ -51,6 +52,9 @@ func Installer(ctx context.Context, cfg InstallerConfig, i *install.Installer, l
 	s := grpc.NewServer(
 		grpc.Creds(credentials.NewTLS(&tls.Config{MinVersion: tls.VersionTLS13, Certificates: []tls.Certificate{certificate}})),
 		grpc.MaxRecvMsgSize(1<<16), grpc.ConnectionTimeout(20*time.Second), grpc.MaxConcurrentStreams(4),
+		// Clients ask every 15 s whether the machine is still there. A connection without a call keeps others out.
+		grpc.KeepaliveEnforcementPolicy(keepalive.EnforcementPolicy{MinTime: 5 * time.Second, PermitWithoutStream: true}),
+		grpc.KeepaliveParams(keepalive.ServerParameters{Time: 20 * time.Second, Timeout: 20 * time.Second, MaxConnectionIdle: time.Minute}),
 		grpc.UnaryInterceptor(func(ctx context.Context, req any, _ *grpc.UnaryServerInfo, handle grpc.UnaryHandler) (any, error) {
 			resp, err := handle(ctx, req)
 			return resp, grpcerr.ToStatus(err)

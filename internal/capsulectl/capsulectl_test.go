@@ -356,8 +356,10 @@ func TestDiscover(t *testing.T) {
 		{Instance: "lab", Addr: m.addr, CapsuleID: capsuleID, ShortID: "capsule-a3f2", Adopted: true, Mode: mdns.ModeRuntime},
 		{Instance: "new", Addr: "127.0.0.1:1", CapsuleID: "2", ShortID: "capsule-0002", Mode: mdns.ModeRuntime},
 		{Instance: "usb", Addr: m.addr, CapsuleID: "3", ShortID: "capsule-0003", Mode: mdns.ModeInstaller, TargetDisk: "/dev/sda", TargetSize: 1 << 40},
+		{Instance: "two", Addr: m.addr, CapsuleID: "4", ShortID: "capsule-0004", Mode: mdns.ModeInstaller, Targets: []string{"/dev/sdb", "/dev/sda"}},
+		{Instance: "nil", Addr: m.addr, CapsuleID: "5", ShortID: "capsule-0005", Mode: mdns.ModeInstaller},
 	}
-	has(t, o.ok("discover"), "context lab", m.fingerprint[:2]+":"+m.fingerprint[2:4], "127.0.0.1:1 (no answer)   new", "installer for /dev/sda (1T)")
+	has(t, o.ok("discover"), "installer for /dev/sda, /dev/sdb ", "installer for no disk ", "context lab", m.fingerprint[:2]+":"+m.fingerprint[2:4], "127.0.0.1:1 (no answer)   new", "installer for /dev/sda (1T)")
 	var rows []struct {
 		Instance    string
 		Fingerprint string

@@ -1,6 +1,7 @@
 package capsulectl
 
 import (
+	"cmp"
 	"context"
 	"slices"
 	"strings"
@@ -105,7 +106,9 @@ func (a *app) printDiscovered(all []discovered) error {
 		state := "new"
 		switch {
 		case d.Installer():
-			state = "installer for " + strings.Join(slices.Concat([]string{d.TargetDisk}, slices.DeleteFunc(slices.Clone(d.Targets), func(t string) bool { return t == d.TargetDisk })), ", ")
+			disks := slices.DeleteFunc(slices.Concat([]string{d.TargetDisk}, d.Targets), func(t string) bool { return t == "" })
+			slices.Sort(disks)
+			state = "installer for " + cmp.Or(strings.Join(slices.Compact(disks), ", "), "no disk")
 			if d.TargetSize > 0 {
 				state += " (" + size(d.TargetSize) + ")"
 			}

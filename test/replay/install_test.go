@@ -23,8 +23,8 @@ import (
 const (
 	targetSize = 16 << 30
 	installing = 30 * time.Minute // of a machine, on a busy host
-	samples    = 60               // disks that are started, besides the first and the last ones
-	ends       = 8                // that many first and last ones
+	samples    = 30               // disks that are started, besides the first and the last ones
+	ends       = 5                // that many first and last ones
 )
 
 // watcher keeps what a machine says.
