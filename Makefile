@@ -65,9 +65,14 @@ deb-kube-proxy: control-plane ## the Debian package bin/cocoon-kube-proxy.deb, f
 os-image: binaries guest containerd ## the disk of Cocoon OS, an appliance with two system slots: bin/os/disk.raw (docs/os.md)
 	@VERSION='$(VERSION)' os/build.sh $(BIN)/os
 
+.PHONY: os-installer
+os-installer: os-image ## the installer of Cocoon OS, for a stick: bin/os/installer.raw
+	@VERSION='$(VERSION)' os/installer.sh $(BIN)/os
+
 .PHONY: os-check
-os-check: binaries guest containerd ## that disk built twice, and compared byte for byte
+os-check: binaries guest containerd ## that disk and the installer built twice, and compared byte for byte
 	@VERSION='$(VERSION)' os/build.sh --check $(BIN)/os
+	@VERSION='$(VERSION)' os/installer.sh --check $(BIN)/os
 
 MIN_VERSION ?=
 .PHONY: os-bundle
@@ -207,7 +212,7 @@ test-host: deb demo-image ## Cocoon on a whole emulated machine with KVM, whose 
 	@hack/test.sh host
 
 .PHONY: test-os
-test-os: os-image ## the image of Cocoon OS in QEMU: first start, power cut, daemon killed, restart; minutes
+test-os: os-installer ## the image of Cocoon OS in QEMU: first start, power cut, daemon killed, restart; minutes
 	@go test -vet=off -ldflags '-s -w' -tags os -count=1 -v -timeout 40m ./test/os
 
 .PHONY: test-os-short
@@ -220,7 +225,7 @@ bench-os: os-image ## the numbers of docs/os.md: power on to an answer, memory, 
 	@COCOON_OS_NUMBERS=yes go test -vet=off -ldflags '-s -w' -tags os -count=1 -v -timeout 60m -run '^TestNumbers$$' ./test/os
 
 .PHONY: replay
-replay: os-image ## each write to the boot partition of Cocoon OS cut off, and what is left started; minutes
+replay: os-installer ## each write to the boot partition of Cocoon OS, and of its installation, cut off, and what is left started; minutes
 	@go test -vet=off -ldflags '-s -w' -tags replay -count=1 -v -timeout 60m ./test/replay
 
 .PHONY: demo

@@ -64,6 +64,10 @@ root() {
     install -D -m 0644 -t "$dir/usr/lib/cocoon/guest" bin/guest/vmlinux bin/guest/initramfs
     ln -sfn ../bin/cocoond "$dir/usr/sbin/init"
     cp -r os/rootfs/. "$dir/"
+    # What an installation writes besides the system itself.
+    install -D -m 0644 -t "$dir/usr/lib/cocoon/boot" os/grub.cfg
+    install -m 0644 "$work/bootx64.efi" "$dir/usr/lib/cocoon/boot/BOOTX64.EFI"
+    printf '%s\n' "$slot_mib" >"$dir/usr/lib/cocoon/boot/slot-size-mib"
     printf '%s\n' "$version" >"$dir/etc/cocoon/version"
     "$pack" public "$OS_SIGNING_KEY" "$dir/etc/cocoon/os-signing.pub.pem"
     cat >"$dir/usr/lib/os-release" <<RELEASE
@@ -86,11 +90,15 @@ initramfs() {
     "$pack" initramfs "$dir" "$2"
 }
 
+# loader: GRUB, with all its modules in it.
+loader() {
+    local modules=(part_msdos fat search normal configfile linux loadenv test echo sleep reboot halt regexp minicmd all_video gfxterm)
+    grub-mkimage -O x86_64-efi -p /EFI/BOOT -o "$work/bootx64.efi" "${modules[@]}"
+}
+
 # esp OUT ID: the boot partition. Boot files have an id in their name: an update never writes over a file that the boot loader may read.
 esp() {
-    local esp=$1 id=$2 modules
-    modules=(part_msdos fat search normal configfile linux loadenv test echo sleep reboot halt regexp minicmd all_video gfxterm)
-    grub-mkimage -O x86_64-efi -p /EFI/BOOT -o "$work/bootx64.efi" "${modules[@]}"
+    local esp=$1 id=$2
     "$pack" grubenv "$id" "$work/grubenv"
     cp os/grub.cfg "$work/grub.cfg"
     touch -d "@$SOURCE_DATE_EPOCH" "$work"/{bootx64.efi,grubenv,grub.cfg,vmlinuz,initramfs}
@@ -135,6 +143,7 @@ build() {
     local start=$SECONDS
     cat "$out/cache/vmlinuz" >"$work/vmlinuz"
     initramfs "$work/small" "$work/initramfs"
+    loader
     root "$work/root"
     mksquashfs "$work/root" "$work/rootfs.sqsh" -noappend -all-root -no-xattrs -comp zstd -Xcompression-level "${OS_ZSTD_LEVEL:-15}" -b 256K \
         -reproducible -quiet -no-progress >/dev/null

@@ -31,6 +31,7 @@ var methods = map[string]access{
 	capsulev1.CapsuleService_UpdateOS_FullMethodName:      {capsulev1.Role_ROLE_ADMIN, true},
 	capsulev1.CapsuleService_UpdateConfirm_FullMethodName: {capsulev1.Role_ROLE_ADMIN, true},
 	capsulev1.CapsuleService_RebootNode_FullMethodName:    {capsulev1.Role_ROLE_ADMIN, true},
+	capsulev1.CapsuleService_GrowDisk_FullMethodName:      {capsulev1.Role_ROLE_ADMIN, true},
 
 	capsulev1.IdentityService_WhoAmI_FullMethodName:    {capsulev1.Role_ROLE_VIEW, false},
 	capsulev1.IdentityService_KeyList_FullMethodName:   {capsulev1.Role_ROLE_VIEW, false},

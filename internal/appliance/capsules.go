@@ -21,6 +21,8 @@ type System interface {
 	Confirm(ctx context.Context) (slot, version string, err error)
 	// Reboot has the machine reboot soon.
 	Reboot(ctx context.Context) error
+	// GrowDisk gives state and volumes the room that the disk of the system has behind them. Without room it changes nothing.
+	GrowDisk(ctx context.Context) (*capsulev1.GrowDiskResponse, error)
 }
 
 // capsules implements CapsuleService.
@@ -83,6 +85,11 @@ func (c *capsules) RebootNode(ctx context.Context, _ *capsulev1.RebootNodeReques
 		return nil, err
 	}
 	return &capsulev1.RebootNodeResponse{Message: "the machine reboots"}, nil
+}
+
+// GrowDisk implements capsulev1.CapsuleServiceServer.
+func (c *capsules) GrowDisk(ctx context.Context, _ *capsulev1.GrowDiskRequest) (*capsulev1.GrowDiskResponse, error) {
+	return c.door.deps.System.GrowDisk(ctx)
 }
 
 // chunks reads the messages of a stream as bytes.

@@ -220,7 +220,15 @@ func each(names []string, fn func(name string) error) error {
 func (a *app) confirmed(question string) error {
 	a.note("%s", question)
 	fmt.Fprint(a.Stderr, "Type yes to go on: ")
-	answer := make([]byte, 0, 8)
+	if strings.ToLower(strings.TrimSpace(a.line(8))) != "yes" {
+		return errdefs.New(errdefs.Canceled, "nothing was changed: the answer was not yes")
+	}
+	return nil
+}
+
+// line reads one line that somebody types, of at most so many bytes.
+func (a *app) line(limit int) string {
+	answer := make([]byte, 0, limit)
 	for one := make([]byte, 1); len(answer) < cap(answer); { // not a byte more than the line, which others may read on from
 		n, err := a.Stdin.Read(one)
 		if n == 1 && one[0] != '\n' {
@@ -230,10 +238,7 @@ func (a *app) confirmed(question string) error {
 			break
 		}
 	}
-	if strings.ToLower(strings.TrimSpace(string(answer))) != "yes" {
-		return errdefs.New(errdefs.Canceled, "nothing was changed: the answer was not yes")
-	}
-	return nil
+	return string(answer)
 }
 
 // seconds of Unix time as a time in UTC; "" for none.

@@ -356,8 +356,10 @@ func TestDiscover(t *testing.T) {
 		{Instance: "lab", Addr: m.addr, CapsuleID: capsuleID, ShortID: "capsule-a3f2", Adopted: true, Mode: mdns.ModeRuntime},
 		{Instance: "new", Addr: "127.0.0.1:1", CapsuleID: "2", ShortID: "capsule-0002", Mode: mdns.ModeRuntime},
 		{Instance: "usb", Addr: m.addr, CapsuleID: "3", ShortID: "capsule-0003", Mode: mdns.ModeInstaller, TargetDisk: "/dev/sda", TargetSize: 1 << 40},
+		{Instance: "two", Addr: m.addr, CapsuleID: "4", ShortID: "capsule-0004", Mode: mdns.ModeInstaller, Targets: []string{"/dev/sdb", "/dev/sda"}},
+		{Instance: "nil", Addr: m.addr, CapsuleID: "5", ShortID: "capsule-0005", Mode: mdns.ModeInstaller},
 	}
-	has(t, o.ok("discover"), "context lab", m.fingerprint[:2]+":"+m.fingerprint[2:4], "127.0.0.1:1 (no answer)   new", "installer for /dev/sda (1T)")
+	has(t, o.ok("discover"), "installer for /dev/sda, /dev/sdb ", "installer for no disk ", "context lab", m.fingerprint[:2]+":"+m.fingerprint[2:4], "127.0.0.1:1 (no answer)   new", "installer for /dev/sda (1T)")
 	var rows []struct {
 		Instance    string
 		Fingerprint string
@@ -378,7 +380,7 @@ func TestInstall(t *testing.T) {
 	o.fails(2, "--addr HOST", "install")
 	o.fails(3, "no installer called capsule-a3f2", "install", "capsule-a3f2")
 	o.found = []mdns.Entry{{Instance: "usb", Addr: m.addr, CapsuleID: "3", ShortID: "capsule-a3f2", Mode: mdns.ModeInstaller}}
-	o.fails(2, "/dev/sda, /dev/sdb", "install", "capsule-a3f2", "--yes", "--target", "/dev/sdc")
+	o.fails(2, "/dev/sda (1T); /dev/sdb", "install", "capsule-a3f2", "--yes", "--target", "/dev/sdc")
 	o.fails(130, "the answer was not yes", "install", "capsule-a3f2", "--fingerprint", m.fingerprint)
 	o.fails(1, "without a result", "install", "--addr", m.addr, "--yes", "--target", "/dev/sdb", "--no-seal")
 	o.stdin = "yes\nyes\n"
@@ -388,11 +390,54 @@ func TestInstall(t *testing.T) {
 	}
 	has(t, errOut, "Compare it", "Everything on /dev/sda (1T)", "verify", "write_slot_a")
 	has(t, out, "lab is the current context")
-	if want := []string{"install /dev/sdb false", "install /dev/sda true"}; !slices.Equal(m.calls, want) {
+	if want := []string{"install /dev/sdb false ", "install /dev/sda true "}; !slices.Equal(m.calls, want) {
 		t.Errorf("%q", m.calls)
 	}
 	o.ok("whoami")
 	o.fails(4, "choose another --name", "install", "capsule-a3f2", "--yes", "--name", "lab")
+}
+
+// A disk with data needs --reinstall and the code of the console, a blank one neither.
+func TestInstallOverData(t *testing.T) {
+	m := newMachine(t)
+	m.disks = []*capsulev1.InstallDisk{
+		{Path: "/dev/sda", SizeBytes: 1 << 40, Model: "Fast", Serial: "S1", Holds: "an installed Cocoon OS"}, {Path: "/dev/sdb", SizeBytes: 16 << 30},
+	}
+	o := newOperator(t)
+	install := []string{"install", "--addr", m.addr, "--fingerprint", m.fingerprint}
+	o.fails(2, "/dev/sda (1T, Fast, S1); /dev/sdb (16G)", append(install, "--target", "/dev/sdc")...)
+	o.fails(5, "/dev/sda (1T, Fast, S1) holds an installed Cocoon OS; add --reinstall", append(install, "--yes")...)
+	o.fails(2, "--code-file", append(install, "--yes", "--reinstall")...)
+	o.fails(2, "read the code", append(install, "--yes", "--reinstall", "--code-file", "missing")...)
+	o.stdin = "yes\n \n"
+	o.fails(2, "there is no code", append(install, "--reinstall")...)
+	if len(m.calls) != 0 {
+		t.Errorf("it was installed: %q", m.calls)
+	}
+	o.stdin = "yes\nABCDE-FGHJK\n"
+	code, _, errOut := o.run(append(install, "--reinstall", "--name", "one")...)
+	if code != 0 {
+		t.Fatal(errOut)
+	}
+	has(t, errOut, "Everything on /dev/sda (1T, Fast, S1) will be lost; it holds an installed Cocoon OS.")
+	m.open = true
+	var result struct{ CapsuleID string }
+	if err := json.Unmarshal([]byte(o.ok(append(install, "--yes", "--reinstall", "--name", "two", "-o", "json")...)), &result); err != nil || result.CapsuleID != capsuleID {
+		t.Errorf("%+v, %v", result, err)
+	}
+	if want := []string{"install /dev/sda true ABCDE-FGHJK", "install /dev/sda true "}; !slices.Equal(m.calls, want) {
+		t.Errorf("%q", m.calls)
+	}
+}
+
+func TestGrowDisk(t *testing.T) {
+	m := newMachine(t)
+	o := adopted(t, m)
+	m.grown = 16 << 30
+	m.infos = []*capsulev1.GetInfoResponse{{DiskTotalBytes: 32 << 30, BootDisk: "/dev/sda", DiskGrowableBytes: 16 << 30}}
+	has(t, o.ok("capsule", "info"), "32G /dev/sda, of which 16G are not used: `capsulectl capsule grow-disk`")
+	has(t, o.ok("capsule", "grow-disk"), "lab: 16G more; the state has 7G and the pool of volumes 20G")
+	has(t, o.ok("capsule", "grow-disk", "--yes", "-o", "json"), `"grownBytes": "17179869184"`)
 }
 
 func TestWords(t *testing.T) {

@@ -60,6 +60,9 @@ type machine struct {
 	confirmed bool
 	prepare   func(*capsulev1.Workload) // what the machine does of itself before it answers Get
 	denied    string                    // method that is refused
+	disks     []*capsulev1.InstallDisk  // of an installer of ours
+	open      bool                      // the installer asks for no code
+	grown     uint64
 }
 
 type (
@@ -278,6 +281,10 @@ func (m *machine) UpdateOS(s grpc.ClientStreamingServer[capsulev1.UpdateOSReques
 	return s.SendAndClose(&capsulev1.UpdateOSResponse{NextSlot: "slot_b", NextVersion: "v2", RebootScheduled: true})
 }
 
+func (m *machine) GrowDisk(context.Context, *capsulev1.GrowDiskRequest) (*capsulev1.GrowDiskResponse, error) {
+	return &capsulev1.GrowDiskResponse{GrownBytes: m.grown, DiskTotalBytes: 32 << 30, PermTotalBytes: 7 << 30, ThinpoolTotalBytes: 20 << 30}, nil
+}
+
 func (m *machine) UpdateConfirm(context.Context, *capsulev1.UpdateConfirmRequest) (*capsulev1.UpdateConfirmResponse, error) {
 	m.mu.Lock()
 	defer m.mu.Unlock()
@@ -285,13 +292,15 @@ func (m *machine) UpdateConfirm(context.Context, *capsulev1.UpdateConfirmRequest
 	return &capsulev1.UpdateConfirmResponse{CommittedSlot: "slot_b", CommittedVersion: "v2"}, nil
 }
 
-func (*machine) Status(context.Context, *capsulev1.InstallStatusRequest) (*capsulev1.InstallStatusResponse, error) {
-	return &capsulev1.InstallStatusResponse{ShortId: "capsule-a3f2", TargetDisk: "/dev/sda", Targets: []string{"/dev/sda", "/dev/sdb"}, TargetSizeBytes: 1 << 40}, nil
+func (m *machine) Status(context.Context, *capsulev1.InstallStatusRequest) (*capsulev1.InstallStatusResponse, error) {
+	return &capsulev1.InstallStatusResponse{
+		ShortId: "capsule-a3f2", TargetDisk: "/dev/sda", Targets: []string{"/dev/sda", "/dev/sdb"}, TargetSizeBytes: 1 << 40, Disks: m.disks, Open: m.open,
+	}, nil
 }
 
 func (m *machine) Install(r *capsulev1.InstallRequest, s grpc.ServerStreamingServer[capsulev1.InstallProgress]) error {
 	m.mu.Lock()
-	m.calls = append(m.calls, "install "+r.GetTargetDisk()+" "+strconv.FormatBool(r.GetSeal()))
+	m.calls = append(m.calls, "install "+r.GetTargetDisk()+" "+strconv.FormatBool(r.GetSeal())+" "+r.GetCode())
 	if r.GetSeal() {
 		m.enroll(r.GetOperatorPubkey(), r.GetOperatorName(), capsulev1.Role_ROLE_ADMIN)
 	}

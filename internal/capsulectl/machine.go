@@ -31,7 +31,7 @@ const (
 func (a *app) capsuleCommand() *cobra.Command {
 	update := group("update", "Replace the system of the machine", "  capsulectl capsule update push system.tar --auto-confirm=60", a.updatePushCommand(), a.updateConfirmCommand())
 	return group("capsule", "The machine itself", "  capsulectl capsule info\n  capsulectl capsule logs -f",
-		a.infoCommand(), a.capsuleLogsCommand(), a.auditCommand(), a.rebootCommand(), update, a.debugCommand())
+		a.infoCommand(), a.capsuleLogsCommand(), a.auditCommand(), a.rebootCommand(), a.growDiskCommand(), update, a.debugCommand())
 }
 
 func (a *app) infoCommand() *cobra.Command {
@@ -94,7 +94,11 @@ func (a *app) printInfo(c *client, i *capsulev1.GetInfoResponse, now time.Time) 
 	}
 	line("memory", part(i.GetMemoryTotalBytes()-min(i.GetMemoryAvailableBytes(), i.GetMemoryTotalBytes()), i.GetMemoryTotalBytes()))
 	if i.GetDiskTotalBytes() > 0 {
-		line("disk", size(i.GetDiskTotalBytes())+" "+i.GetBootDisk())
+		text := size(i.GetDiskTotalBytes()) + " " + i.GetBootDisk()
+		if more := i.GetDiskGrowableBytes(); more > 0 {
+			text += fmt.Sprintf(", of which %s are not used: `capsulectl capsule grow-disk`", size(more))
+		}
+		line("disk", text)
 	}
 	line("state", part(i.GetPermUsedBytes(), i.GetPermTotalBytes()))
 	line("volumes", part(i.GetThinpoolUsedBytes(), i.GetThinpoolTotalBytes()))
@@ -184,6 +188,40 @@ func (a *app) rebootCommand() *cobra.Command {
 		}),
 	}
 	cmd.Flags().BoolVar(&yes, "yes", false, "do not ask")
+	return cmd
+}
+
+func (a *app) growDiskCommand() *cobra.Command {
+	var yes bool
+	var out textui.Format
+	cmd := &cobra.Command{
+		Use: "grow-disk", Short: "Use the room that the machine's disk has behind its data", Args: cobra.NoArgs,
+		Long: `Use the room that the machine's disk has behind its data, because the disk became larger or the system was copied to a larger
+one: the last partition, the state and the pool of volumes grow. Workloads go on. It cannot be undone. When the machine
+stops in between, its next start goes on with it.`,
+		RunE: a.calling(func(ctx context.Context, c *client, _ []string) error {
+			i, err := c.capsule().GetInfo(ctx, &capsulev1.GetInfoRequest{})
+			if err != nil {
+				return err
+			}
+			if more := i.GetDiskGrowableBytes(); more > 0 && !yes && textui.IsTerminal(a.Stdin) {
+				if err := a.confirmed(fmt.Sprintf("The data of %s gets the last %s of %s for good. Whatever else is there will be lost.", c.name, size(more), textui.Cell(i.GetBootDisk()))); err != nil {
+					return err
+				}
+			}
+			answer, err := c.capsule().GrowDisk(ctx, &capsulev1.GrowDiskRequest{})
+			switch {
+			case err != nil:
+				return fmt.Errorf("grow the disk of %s: %w", c.name, err)
+			case out == textui.FormatJSON:
+				return a.printMessage(answer)
+			}
+			a.printf("%s: %s more; the state has %s and the pool of volumes %s\n", c.name, size(answer.GetGrownBytes()), size(answer.GetPermTotalBytes()), size(answer.GetThinpoolTotalBytes()))
+			return nil
+		}),
+	}
+	cmd.Flags().BoolVar(&yes, "yes", false, "do not ask")
+	textui.OutputFlag(cmd, &out)
 	return cmd
 }
 

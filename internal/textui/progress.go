@@ -4,6 +4,7 @@ import (
 	"context"
 	"io"
 	"os"
+	"strings"
 	"sync"
 	"time"
 
@@ -50,6 +51,20 @@ func (b *Bar) Show(phase string, done, total int64) {
 		b.line = newLine(b.out, phase+" "+b.name, total, progressbar.OptionShowBytes(true), progressbar.OptionSetPredictTime(true))
 	}
 	_ = b.line.Set64(done)
+}
+
+// Percent draws the progress of phase, in percent.
+func (b *Bar) Percent(phase string, percent int64) {
+	if b == nil {
+		return
+	}
+	const whole = 100
+	if b.line == nil || phase != b.phase {
+		b.Clear()
+		b.phase, b.total = phase, whole
+		b.line = newLine(b.out, strings.TrimSpace(phase+" "+b.name), whole)
+	}
+	_ = b.line.Set64(min(percent, whole))
 }
 
 // Counter returns Show for one phase, for functions that report bytes: nil if nothing is drawn.

@@ -94,6 +94,7 @@ type GetInfoResponse struct {
 	RolledBackBecause    string                 `protobuf:"bytes,102,opt,name=rolled_back_because,json=rolledBackBecause,proto3" json:"rolled_back_because,omitempty"`          // why the last update was rolled back; "": it was not
 	PendingPolicy        string                 `protobuf:"bytes,103,opt,name=pending_policy,json=pendingPolicy,proto3" json:"pending_policy,omitempty"`                        // of the update on trial: manual, auto or both
 	PendingFailing       string                 `protobuf:"bytes,104,opt,name=pending_failing,json=pendingFailing,proto3" json:"pending_failing,omitempty"`                     // what does not hold yet of the update on trial; "": all holds
+	DiskGrowableBytes    uint64                 `protobuf:"varint,120,opt,name=disk_growable_bytes,json=diskGrowableBytes,proto3" json:"disk_growable_bytes,omitempty"`         // by which the data can grow, because the disk is larger than what is on it; see GrowDisk
 	unknownFields        protoimpl.UnknownFields
 	sizeCache            protoimpl.SizeCache
 }
@@ -315,6 +316,13 @@ func (x *GetInfoResponse) GetPendingFailing() string {
 		return x.PendingFailing
 	}
 	return ""
+}
+
+func (x *GetInfoResponse) GetDiskGrowableBytes() uint64 {
+	if x != nil {
+		return x.DiskGrowableBytes
+	}
+	return 0
 }
 
 type CapsuleLogsRequest struct {
@@ -799,13 +807,117 @@ func (x *RebootNodeResponse) GetMessage() string {
 	return ""
 }
 
+type GrowDiskRequest struct {
+	state         protoimpl.MessageState `protogen:"open.v1"`
+	unknownFields protoimpl.UnknownFields
+	sizeCache     protoimpl.SizeCache
+}
+
+func (x *GrowDiskRequest) Reset() {
+	*x = GrowDiskRequest{}
+	mi := &file_capsule_v1_capsule_proto_msgTypes[11]
+	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+	ms.StoreMessageInfo(mi)
+}
+
+func (x *GrowDiskRequest) String() string {
+	return protoimpl.X.MessageStringOf(x)
+}
+
+func (*GrowDiskRequest) ProtoMessage() {}
+
+func (x *GrowDiskRequest) ProtoReflect() protoreflect.Message {
+	mi := &file_capsule_v1_capsule_proto_msgTypes[11]
+	if x != nil {
+		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+		if ms.LoadMessageInfo() == nil {
+			ms.StoreMessageInfo(mi)
+		}
+		return ms
+	}
+	return mi.MessageOf(x)
+}
+
+// Deprecated: Use GrowDiskRequest.ProtoReflect.Descriptor instead.
+func (*GrowDiskRequest) Descriptor() ([]byte, []int) {
+	return file_capsule_v1_capsule_proto_rawDescGZIP(), []int{11}
+}
+
+type GrowDiskResponse struct {
+	state              protoimpl.MessageState `protogen:"open.v1"`
+	GrownBytes         uint64                 `protobuf:"varint,1,opt,name=grown_bytes,json=grownBytes,proto3" json:"grown_bytes,omitempty"` // of the partition; 0: there was no room
+	DiskTotalBytes     uint64                 `protobuf:"varint,2,opt,name=disk_total_bytes,json=diskTotalBytes,proto3" json:"disk_total_bytes,omitempty"`
+	PermTotalBytes     uint64                 `protobuf:"varint,3,opt,name=perm_total_bytes,json=permTotalBytes,proto3" json:"perm_total_bytes,omitempty"`
+	ThinpoolTotalBytes uint64                 `protobuf:"varint,4,opt,name=thinpool_total_bytes,json=thinpoolTotalBytes,proto3" json:"thinpool_total_bytes,omitempty"`
+	unknownFields      protoimpl.UnknownFields
+	sizeCache          protoimpl.SizeCache
+}
+
+func (x *GrowDiskResponse) Reset() {
+	*x = GrowDiskResponse{}
+	mi := &file_capsule_v1_capsule_proto_msgTypes[12]
+	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+	ms.StoreMessageInfo(mi)
+}
+
+func (x *GrowDiskResponse) String() string {
+	return protoimpl.X.MessageStringOf(x)
+}
+
+func (*GrowDiskResponse) ProtoMessage() {}
+
+func (x *GrowDiskResponse) ProtoReflect() protoreflect.Message {
+	mi := &file_capsule_v1_capsule_proto_msgTypes[12]
+	if x != nil {
+		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+		if ms.LoadMessageInfo() == nil {
+			ms.StoreMessageInfo(mi)
+		}
+		return ms
+	}
+	return mi.MessageOf(x)
+}
+
+// Deprecated: Use GrowDiskResponse.ProtoReflect.Descriptor instead.
+func (*GrowDiskResponse) Descriptor() ([]byte, []int) {
+	return file_capsule_v1_capsule_proto_rawDescGZIP(), []int{12}
+}
+
+func (x *GrowDiskResponse) GetGrownBytes() uint64 {
+	if x != nil {
+		return x.GrownBytes
+	}
+	return 0
+}
+
+func (x *GrowDiskResponse) GetDiskTotalBytes() uint64 {
+	if x != nil {
+		return x.DiskTotalBytes
+	}
+	return 0
+}
+
+func (x *GrowDiskResponse) GetPermTotalBytes() uint64 {
+	if x != nil {
+		return x.PermTotalBytes
+	}
+	return 0
+}
+
+func (x *GrowDiskResponse) GetThinpoolTotalBytes() uint64 {
+	if x != nil {
+		return x.ThinpoolTotalBytes
+	}
+	return 0
+}
+
 var File_capsule_v1_capsule_proto protoreflect.FileDescriptor
 
 const file_capsule_v1_capsule_proto_rawDesc = "" +
 	"\n" +
 	"\x18capsule/v1/capsule.proto\x12\n" +
 	"capsule.v1\"\x10\n" +
-	"\x0eGetInfoRequest\"\xbb\b\n" +
+	"\x0eGetInfoRequest\"\xeb\b\n" +
 	"\x0fGetInfoResponse\x12\x1a\n" +
 	"\bhostname\x18\x01 \x01(\tR\bhostname\x12\x19\n" +
 	"\bshort_id\x18\x16 \x01(\tR\ashortId\x12%\n" +
@@ -836,7 +948,8 @@ const file_capsule_v1_capsule_proto_rawDesc = "" +
 	"\x16tls_fingerprint_sha256\x18e \x01(\tR\x14tlsFingerprintSha256\x12.\n" +
 	"\x13rolled_back_because\x18f \x01(\tR\x11rolledBackBecause\x12%\n" +
 	"\x0epending_policy\x18g \x01(\tR\rpendingPolicy\x12'\n" +
-	"\x0fpending_failing\x18h \x01(\tR\x0ependingFailing\"K\n" +
+	"\x0fpending_failing\x18h \x01(\tR\x0ependingFailing\x12.\n" +
+	"\x13disk_growable_bytes\x18x \x01(\x04R\x11diskGrowableBytes\"K\n" +
 	"\x12CapsuleLogsRequest\x12\x16\n" +
 	"\x06follow\x18\x01 \x01(\bR\x06follow\x12\x1d\n" +
 	"\n" +
@@ -865,7 +978,14 @@ const file_capsule_v1_capsule_proto_rawDesc = "" +
 	"\x11committed_version\x18\x02 \x01(\tR\x10committedVersion\"\x13\n" +
 	"\x11RebootNodeRequest\".\n" +
 	"\x12RebootNodeResponse\x12\x18\n" +
-	"\amessage\x18\x01 \x01(\tR\amessage2\x8d\x03\n" +
+	"\amessage\x18\x01 \x01(\tR\amessage\"\x11\n" +
+	"\x0fGrowDiskRequest\"\xb9\x01\n" +
+	"\x10GrowDiskResponse\x12\x1f\n" +
+	"\vgrown_bytes\x18\x01 \x01(\x04R\n" +
+	"grownBytes\x12(\n" +
+	"\x10disk_total_bytes\x18\x02 \x01(\x04R\x0ediskTotalBytes\x12(\n" +
+	"\x10perm_total_bytes\x18\x03 \x01(\x04R\x0epermTotalBytes\x120\n" +
+	"\x14thinpool_total_bytes\x18\x04 \x01(\x04R\x12thinpoolTotalBytes2\xd4\x03\n" +
 	"\x0eCapsuleService\x12B\n" +
 	"\aGetInfo\x12\x1a.capsule.v1.GetInfoRequest\x1a\x1b.capsule.v1.GetInfoResponse\x12K\n" +
 	"\n" +
@@ -873,7 +993,8 @@ const file_capsule_v1_capsule_proto_rawDesc = "" +
 	"\bUpdateOS\x12\x1b.capsule.v1.UpdateOSRequest\x1a\x1c.capsule.v1.UpdateOSResponse(\x01\x12T\n" +
 	"\rUpdateConfirm\x12 .capsule.v1.UpdateConfirmRequest\x1a!.capsule.v1.UpdateConfirmResponse\x12K\n" +
 	"\n" +
-	"RebootNode\x12\x1d.capsule.v1.RebootNodeRequest\x1a\x1e.capsule.v1.RebootNodeResponseB0Z.cocoonstack.io/cocoon/api/capsule/v1;capsulev1b\x06proto3"
+	"RebootNode\x12\x1d.capsule.v1.RebootNodeRequest\x1a\x1e.capsule.v1.RebootNodeResponse\x12E\n" +
+	"\bGrowDisk\x12\x1b.capsule.v1.GrowDiskRequest\x1a\x1c.capsule.v1.GrowDiskResponseB0Z.cocoonstack.io/cocoon/api/capsule/v1;capsulev1b\x06proto3"
 
 var (
 	file_capsule_v1_capsule_proto_rawDescOnce sync.Once
@@ -887,7 +1008,7 @@ func file_capsule_v1_capsule_proto_rawDescGZIP() []byte {
 	return file_capsule_v1_capsule_proto_rawDescData
 }
 
-var file_capsule_v1_capsule_proto_msgTypes = make([]protoimpl.MessageInfo, 11)
+var file_capsule_v1_capsule_proto_msgTypes = make([]protoimpl.MessageInfo, 13)
 var file_capsule_v1_capsule_proto_goTypes = []any{
 	(*GetInfoRequest)(nil),        // 0: capsule.v1.GetInfoRequest
 	(*GetInfoResponse)(nil),       // 1: capsule.v1.GetInfoResponse
@@ -900,6 +1021,8 @@ var file_capsule_v1_capsule_proto_goTypes = []any{
 	(*UpdateConfirmResponse)(nil), // 8: capsule.v1.UpdateConfirmResponse
 	(*RebootNodeRequest)(nil),     // 9: capsule.v1.RebootNodeRequest
 	(*RebootNodeResponse)(nil),    // 10: capsule.v1.RebootNodeResponse
+	(*GrowDiskRequest)(nil),       // 11: capsule.v1.GrowDiskRequest
+	(*GrowDiskResponse)(nil),      // 12: capsule.v1.GrowDiskResponse
 }
 var file_capsule_v1_capsule_proto_depIdxs = []int32{
 	5,  // 0: capsule.v1.UpdateOSRequest.metadata:type_name -> capsule.v1.UpdateOSMetadata
@@ -908,13 +1031,15 @@ var file_capsule_v1_capsule_proto_depIdxs = []int32{
 	4,  // 3: capsule.v1.CapsuleService.UpdateOS:input_type -> capsule.v1.UpdateOSRequest
 	7,  // 4: capsule.v1.CapsuleService.UpdateConfirm:input_type -> capsule.v1.UpdateConfirmRequest
 	9,  // 5: capsule.v1.CapsuleService.RebootNode:input_type -> capsule.v1.RebootNodeRequest
-	1,  // 6: capsule.v1.CapsuleService.GetInfo:output_type -> capsule.v1.GetInfoResponse
-	3,  // 7: capsule.v1.CapsuleService.StreamLogs:output_type -> capsule.v1.CapsuleLogChunk
-	6,  // 8: capsule.v1.CapsuleService.UpdateOS:output_type -> capsule.v1.UpdateOSResponse
-	8,  // 9: capsule.v1.CapsuleService.UpdateConfirm:output_type -> capsule.v1.UpdateConfirmResponse
-	10, // 10: capsule.v1.CapsuleService.RebootNode:output_type -> capsule.v1.RebootNodeResponse
-	6,  // [6:11] is the sub-list for method output_type
-	1,  // [1:6] is the sub-list for method input_type
+	11, // 6: capsule.v1.CapsuleService.GrowDisk:input_type -> capsule.v1.GrowDiskRequest
+	1,  // 7: capsule.v1.CapsuleService.GetInfo:output_type -> capsule.v1.GetInfoResponse
+	3,  // 8: capsule.v1.CapsuleService.StreamLogs:output_type -> capsule.v1.CapsuleLogChunk
+	6,  // 9: capsule.v1.CapsuleService.UpdateOS:output_type -> capsule.v1.UpdateOSResponse
+	8,  // 10: capsule.v1.CapsuleService.UpdateConfirm:output_type -> capsule.v1.UpdateConfirmResponse
+	10, // 11: capsule.v1.CapsuleService.RebootNode:output_type -> capsule.v1.RebootNodeResponse
+	12, // 12: capsule.v1.CapsuleService.GrowDisk:output_type -> capsule.v1.GrowDiskResponse
+	7,  // [7:13] is the sub-list for method output_type
+	1,  // [1:7] is the sub-list for method input_type
 	1,  // [1:1] is the sub-list for extension type_name
 	1,  // [1:1] is the sub-list for extension extendee
 	0,  // [0:1] is the sub-list for field type_name
@@ -935,7 +1060,7 @@ func file_capsule_v1_capsule_proto_init() {
 			GoPackagePath: reflect.TypeOf(x{}).PkgPath(),
 			RawDescriptor: unsafe.Slice(unsafe.StringData(file_capsule_v1_capsule_proto_rawDesc), len(file_capsule_v1_capsule_proto_rawDesc)),
 			NumEnums:      0,
-			NumMessages:   11,
+			NumMessages:   13,
 			NumExtensions: 0,
 			NumServices:   1,
 		},

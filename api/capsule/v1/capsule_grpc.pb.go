@@ -32,6 +32,7 @@ const (
 	CapsuleService_UpdateOS_FullMethodName      = "/capsule.v1.CapsuleService/UpdateOS"
 	CapsuleService_UpdateConfirm_FullMethodName = "/capsule.v1.CapsuleService/UpdateConfirm"
 	CapsuleService_RebootNode_FullMethodName    = "/capsule.v1.CapsuleService/RebootNode"
+	CapsuleService_GrowDisk_FullMethodName      = "/capsule.v1.CapsuleService/GrowDisk"
 )
 
 // CapsuleServiceClient is the client API for CapsuleService service.
@@ -50,6 +51,8 @@ type CapsuleServiceClient interface {
 	UpdateConfirm(ctx context.Context, in *UpdateConfirmRequest, opts ...grpc.CallOption) (*UpdateConfirmResponse, error)
 	// RebootNode reboots the machine into the same slot. Role: admin.
 	RebootNode(ctx context.Context, in *RebootNodeRequest, opts ...grpc.CallOption) (*RebootNodeResponse, error)
+	// GrowDisk gives the state and the volumes the room that the disk of the system has behind them. Cocoon's own. Role: admin.
+	GrowDisk(ctx context.Context, in *GrowDiskRequest, opts ...grpc.CallOption) (*GrowDiskResponse, error)
 }
 
 type capsuleServiceClient struct {
@@ -122,6 +125,16 @@ func (c *capsuleServiceClient) RebootNode(ctx context.Context, in *RebootNodeReq
 	return out, nil
 }
 
+func (c *capsuleServiceClient) GrowDisk(ctx context.Context, in *GrowDiskRequest, opts ...grpc.CallOption) (*GrowDiskResponse, error) {
+	cOpts := append([]grpc.CallOption{grpc.StaticMethod()}, opts...)
+	out := new(GrowDiskResponse)
+	err := c.cc.Invoke(ctx, CapsuleService_GrowDisk_FullMethodName, in, out, cOpts...)
+	if err != nil {
+		return nil, err
+	}
+	return out, nil
+}
+
 // CapsuleServiceServer is the server API for CapsuleService service.
 // All implementations must embed UnimplementedCapsuleServiceServer
 // for forward compatibility.
@@ -138,6 +151,8 @@ type CapsuleServiceServer interface {
 	UpdateConfirm(context.Context, *UpdateConfirmRequest) (*UpdateConfirmResponse, error)
 	// RebootNode reboots the machine into the same slot. Role: admin.
 	RebootNode(context.Context, *RebootNodeRequest) (*RebootNodeResponse, error)
+	// GrowDisk gives the state and the volumes the room that the disk of the system has behind them. Cocoon's own. Role: admin.
+	GrowDisk(context.Context, *GrowDiskRequest) (*GrowDiskResponse, error)
 	mustEmbedUnimplementedCapsuleServiceServer()
 }
 
@@ -162,6 +177,9 @@ func (UnimplementedCapsuleServiceServer) UpdateConfirm(context.Context, *UpdateC
 }
 func (UnimplementedCapsuleServiceServer) RebootNode(context.Context, *RebootNodeRequest) (*RebootNodeResponse, error) {
 	return nil, status.Error(codes.Unimplemented, "method RebootNode not implemented")
+}
+func (UnimplementedCapsuleServiceServer) GrowDisk(context.Context, *GrowDiskRequest) (*GrowDiskResponse, error) {
+	return nil, status.Error(codes.Unimplemented, "method GrowDisk not implemented")
 }
 func (UnimplementedCapsuleServiceServer) mustEmbedUnimplementedCapsuleServiceServer() {}
 func (UnimplementedCapsuleServiceServer) testEmbeddedByValue()                        {}
@@ -256,6 +274,24 @@ func _CapsuleService_RebootNode_Handler(srv interface{}, ctx context.Context, de
 	return interceptor(ctx, in, info, handler)
 }
 
+func _CapsuleService_GrowDisk_Handler(srv interface{}, ctx context.Context, dec func(interface{}) error, interceptor grpc.UnaryServerInterceptor) (interface{}, error) {
+	in := new(GrowDiskRequest)
+	if err := dec(in); err != nil {
+		return nil, err
+	}
+	if interceptor == nil {
+		return srv.(CapsuleServiceServer).GrowDisk(ctx, in)
+	}
+	info := &grpc.UnaryServerInfo{
+		Server:     srv,
+		FullMethod: CapsuleService_GrowDisk_FullMethodName,
+	}
+	handler := func(ctx context.Context, req interface{}) (interface{}, error) {
+		return srv.(CapsuleServiceServer).GrowDisk(ctx, req.(*GrowDiskRequest))
+	}
+	return interceptor(ctx, in, info, handler)
+}
+
 // CapsuleService_ServiceDesc is the grpc.ServiceDesc for CapsuleService service.
 // It's only intended for direct use with grpc.RegisterService,
 // and not to be introspected or modified (even as a copy)
@@ -274,6 +310,10 @@ var CapsuleService_ServiceDesc = grpc.ServiceDesc{
 		{
 			MethodName: "RebootNode",
 			Handler:    _CapsuleService_RebootNode_Handler,
+		},
+		{
+			MethodName: "GrowDisk",
+			Handler:    _CapsuleService_GrowDisk_Handler,
 		},
 	},
 	Streams: []grpc.StreamDesc{

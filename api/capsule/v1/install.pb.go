@@ -65,6 +65,9 @@ type InstallStatusResponse struct {
 	TargetSizeBytes uint64                 `protobuf:"varint,4,opt,name=target_size_bytes,json=targetSizeBytes,proto3" json:"target_size_bytes,omitempty"`
 	Targets         []string               `protobuf:"bytes,5,rep,name=targets,proto3" json:"targets,omitempty"`
 	Version         string                 `protobuf:"bytes,6,opt,name=version,proto3" json:"version,omitempty"`
+	Disks           []*InstallDisk         `protobuf:"bytes,100,rep,name=disks,proto3" json:"disks,omitempty"`          // of targets, in the same order
+	Open            bool                   `protobuf:"varint,101,opt,name=open,proto3" json:"open,omitempty"`           // the person at the console said that data may be overwritten without the code
+	Installed       bool                   `protobuf:"varint,102,opt,name=installed,proto3" json:"installed,omitempty"` // the one installation took place; who asked for it gets its result again
 	unknownFields   protoimpl.UnknownFields
 	sizeCache       protoimpl.SizeCache
 }
@@ -141,20 +144,118 @@ func (x *InstallStatusResponse) GetVersion() string {
 	return ""
 }
 
+func (x *InstallStatusResponse) GetDisks() []*InstallDisk {
+	if x != nil {
+		return x.Disks
+	}
+	return nil
+}
+
+func (x *InstallStatusResponse) GetOpen() bool {
+	if x != nil {
+		return x.Open
+	}
+	return false
+}
+
+func (x *InstallStatusResponse) GetInstalled() bool {
+	if x != nil {
+		return x.Installed
+	}
+	return false
+}
+
+type InstallDisk struct {
+	state         protoimpl.MessageState `protogen:"open.v1"`
+	Path          string                 `protobuf:"bytes,1,opt,name=path,proto3" json:"path,omitempty"`
+	SizeBytes     uint64                 `protobuf:"varint,2,opt,name=size_bytes,json=sizeBytes,proto3" json:"size_bytes,omitempty"`
+	Model         string                 `protobuf:"bytes,3,opt,name=model,proto3" json:"model,omitempty"`
+	Serial        string                 `protobuf:"bytes,4,opt,name=serial,proto3" json:"serial,omitempty"`
+	Holds         string                 `protobuf:"bytes,5,opt,name=holds,proto3" json:"holds,omitempty"` // "": the disk is blank
+	unknownFields protoimpl.UnknownFields
+	sizeCache     protoimpl.SizeCache
+}
+
+func (x *InstallDisk) Reset() {
+	*x = InstallDisk{}
+	mi := &file_capsule_v1_install_proto_msgTypes[2]
+	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+	ms.StoreMessageInfo(mi)
+}
+
+func (x *InstallDisk) String() string {
+	return protoimpl.X.MessageStringOf(x)
+}
+
+func (*InstallDisk) ProtoMessage() {}
+
+func (x *InstallDisk) ProtoReflect() protoreflect.Message {
+	mi := &file_capsule_v1_install_proto_msgTypes[2]
+	if x != nil {
+		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+		if ms.LoadMessageInfo() == nil {
+			ms.StoreMessageInfo(mi)
+		}
+		return ms
+	}
+	return mi.MessageOf(x)
+}
+
+// Deprecated: Use InstallDisk.ProtoReflect.Descriptor instead.
+func (*InstallDisk) Descriptor() ([]byte, []int) {
+	return file_capsule_v1_install_proto_rawDescGZIP(), []int{2}
+}
+
+func (x *InstallDisk) GetPath() string {
+	if x != nil {
+		return x.Path
+	}
+	return ""
+}
+
+func (x *InstallDisk) GetSizeBytes() uint64 {
+	if x != nil {
+		return x.SizeBytes
+	}
+	return 0
+}
+
+func (x *InstallDisk) GetModel() string {
+	if x != nil {
+		return x.Model
+	}
+	return ""
+}
+
+func (x *InstallDisk) GetSerial() string {
+	if x != nil {
+		return x.Serial
+	}
+	return ""
+}
+
+func (x *InstallDisk) GetHolds() string {
+	if x != nil {
+		return x.Holds
+	}
+	return ""
+}
+
 type InstallRequest struct {
 	state          protoimpl.MessageState `protogen:"open.v1"`
 	TargetDisk     string                 `protobuf:"bytes,1,opt,name=target_disk,json=targetDisk,proto3" json:"target_disk,omitempty"` // "": the only one
 	OperatorPubkey []byte                 `protobuf:"bytes,2,opt,name=operator_pubkey,json=operatorPubkey,proto3" json:"operator_pubkey,omitempty"`
 	OperatorName   string                 `protobuf:"bytes,3,opt,name=operator_name,json=operatorName,proto3" json:"operator_name,omitempty"`
-	Seal           bool                   `protobuf:"varint,4,opt,name=seal,proto3" json:"seal,omitempty"` // the machine comes up adopted by operator_pubkey
-	Reinstall      bool                   `protobuf:"varint,5,opt,name=reinstall,proto3" json:"reinstall,omitempty"`
+	Seal           bool                   `protobuf:"varint,4,opt,name=seal,proto3" json:"seal,omitempty"`           // the machine comes up adopted by operator_pubkey
+	Reinstall      bool                   `protobuf:"varint,5,opt,name=reinstall,proto3" json:"reinstall,omitempty"` // the data on the disk may be overwritten
+	Code           string                 `protobuf:"bytes,100,opt,name=code,proto3" json:"code,omitempty"`          // of the console, for a disk that holds data
 	unknownFields  protoimpl.UnknownFields
 	sizeCache      protoimpl.SizeCache
 }
 
 func (x *InstallRequest) Reset() {
 	*x = InstallRequest{}
-	mi := &file_capsule_v1_install_proto_msgTypes[2]
+	mi := &file_capsule_v1_install_proto_msgTypes[3]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -166,7 +267,7 @@ func (x *InstallRequest) String() string {
 func (*InstallRequest) ProtoMessage() {}
 
 func (x *InstallRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_capsule_v1_install_proto_msgTypes[2]
+	mi := &file_capsule_v1_install_proto_msgTypes[3]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -179,7 +280,7 @@ func (x *InstallRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use InstallRequest.ProtoReflect.Descriptor instead.
 func (*InstallRequest) Descriptor() ([]byte, []int) {
-	return file_capsule_v1_install_proto_rawDescGZIP(), []int{2}
+	return file_capsule_v1_install_proto_rawDescGZIP(), []int{3}
 }
 
 func (x *InstallRequest) GetTargetDisk() string {
@@ -217,10 +318,17 @@ func (x *InstallRequest) GetReinstall() bool {
 	return false
 }
 
+func (x *InstallRequest) GetCode() string {
+	if x != nil {
+		return x.Code
+	}
+	return ""
+}
+
 type InstallProgress struct {
 	state         protoimpl.MessageState `protogen:"open.v1"`
-	Phase         string                 `protobuf:"bytes,1,opt,name=phase,proto3" json:"phase,omitempty"`
-	Percent       uint32                 `protobuf:"varint,2,opt,name=percent,proto3" json:"percent,omitempty"`
+	Phase         string                 `protobuf:"bytes,1,opt,name=phase,proto3" json:"phase,omitempty"`      // verify, partition, write_boot, patch_boot, write_slot_a, write_slot_b, init_lvm, seal_firstboot, sync, done
+	Percent       uint32                 `protobuf:"varint,2,opt,name=percent,proto3" json:"percent,omitempty"` // of the phase
 	Message       string                 `protobuf:"bytes,3,opt,name=message,proto3" json:"message,omitempty"`
 	Result        *InstallResult         `protobuf:"bytes,4,opt,name=result,proto3" json:"result,omitempty"` // with the last phase
 	unknownFields protoimpl.UnknownFields
@@ -229,7 +337,7 @@ type InstallProgress struct {
 
 func (x *InstallProgress) Reset() {
 	*x = InstallProgress{}
-	mi := &file_capsule_v1_install_proto_msgTypes[3]
+	mi := &file_capsule_v1_install_proto_msgTypes[4]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -241,7 +349,7 @@ func (x *InstallProgress) String() string {
 func (*InstallProgress) ProtoMessage() {}
 
 func (x *InstallProgress) ProtoReflect() protoreflect.Message {
-	mi := &file_capsule_v1_install_proto_msgTypes[3]
+	mi := &file_capsule_v1_install_proto_msgTypes[4]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -254,7 +362,7 @@ func (x *InstallProgress) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use InstallProgress.ProtoReflect.Descriptor instead.
 func (*InstallProgress) Descriptor() ([]byte, []int) {
-	return file_capsule_v1_install_proto_rawDescGZIP(), []int{3}
+	return file_capsule_v1_install_proto_rawDescGZIP(), []int{4}
 }
 
 func (x *InstallProgress) GetPhase() string {
@@ -297,7 +405,7 @@ type InstallResult struct {
 
 func (x *InstallResult) Reset() {
 	*x = InstallResult{}
-	mi := &file_capsule_v1_install_proto_msgTypes[4]
+	mi := &file_capsule_v1_install_proto_msgTypes[5]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -309,7 +417,7 @@ func (x *InstallResult) String() string {
 func (*InstallResult) ProtoMessage() {}
 
 func (x *InstallResult) ProtoReflect() protoreflect.Message {
-	mi := &file_capsule_v1_install_proto_msgTypes[4]
+	mi := &file_capsule_v1_install_proto_msgTypes[5]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -322,7 +430,7 @@ func (x *InstallResult) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use InstallResult.ProtoReflect.Descriptor instead.
 func (*InstallResult) Descriptor() ([]byte, []int) {
-	return file_capsule_v1_install_proto_rawDescGZIP(), []int{4}
+	return file_capsule_v1_install_proto_rawDescGZIP(), []int{5}
 }
 
 func (x *InstallResult) GetCapsuleId() string {
@@ -359,7 +467,7 @@ const file_capsule_v1_install_proto_rawDesc = "" +
 	"\n" +
 	"\x18capsule/v1/install.proto\x12\n" +
 	"capsule.v1\"\x16\n" +
-	"\x14InstallStatusRequest\"\xd2\x01\n" +
+	"\x14InstallStatusRequest\"\xb3\x02\n" +
 	"\x15InstallStatusResponse\x12\x19\n" +
 	"\bshort_id\x18\x01 \x01(\tR\ashortId\x12\x1d\n" +
 	"\n" +
@@ -368,14 +476,25 @@ const file_capsule_v1_install_proto_rawDesc = "" +
 	"targetDisk\x12*\n" +
 	"\x11target_size_bytes\x18\x04 \x01(\x04R\x0ftargetSizeBytes\x12\x18\n" +
 	"\atargets\x18\x05 \x03(\tR\atargets\x12\x18\n" +
-	"\aversion\x18\x06 \x01(\tR\aversion\"\xb1\x01\n" +
+	"\aversion\x18\x06 \x01(\tR\aversion\x12-\n" +
+	"\x05disks\x18d \x03(\v2\x17.capsule.v1.InstallDiskR\x05disks\x12\x12\n" +
+	"\x04open\x18e \x01(\bR\x04open\x12\x1c\n" +
+	"\tinstalled\x18f \x01(\bR\tinstalled\"\x84\x01\n" +
+	"\vInstallDisk\x12\x12\n" +
+	"\x04path\x18\x01 \x01(\tR\x04path\x12\x1d\n" +
+	"\n" +
+	"size_bytes\x18\x02 \x01(\x04R\tsizeBytes\x12\x14\n" +
+	"\x05model\x18\x03 \x01(\tR\x05model\x12\x16\n" +
+	"\x06serial\x18\x04 \x01(\tR\x06serial\x12\x14\n" +
+	"\x05holds\x18\x05 \x01(\tR\x05holds\"\xc5\x01\n" +
 	"\x0eInstallRequest\x12\x1f\n" +
 	"\vtarget_disk\x18\x01 \x01(\tR\n" +
 	"targetDisk\x12'\n" +
 	"\x0foperator_pubkey\x18\x02 \x01(\fR\x0eoperatorPubkey\x12#\n" +
 	"\roperator_name\x18\x03 \x01(\tR\foperatorName\x12\x12\n" +
 	"\x04seal\x18\x04 \x01(\bR\x04seal\x12\x1c\n" +
-	"\treinstall\x18\x05 \x01(\bR\treinstall\"\x8e\x01\n" +
+	"\treinstall\x18\x05 \x01(\bR\treinstall\x12\x12\n" +
+	"\x04code\x18d \x01(\tR\x04code\"\x8e\x01\n" +
 	"\x0fInstallProgress\x12\x14\n" +
 	"\x05phase\x18\x01 \x01(\tR\x05phase\x12\x18\n" +
 	"\apercent\x18\x02 \x01(\rR\apercent\x12\x18\n" +
@@ -403,25 +522,27 @@ func file_capsule_v1_install_proto_rawDescGZIP() []byte {
 	return file_capsule_v1_install_proto_rawDescData
 }
 
-var file_capsule_v1_install_proto_msgTypes = make([]protoimpl.MessageInfo, 5)
+var file_capsule_v1_install_proto_msgTypes = make([]protoimpl.MessageInfo, 6)
 var file_capsule_v1_install_proto_goTypes = []any{
 	(*InstallStatusRequest)(nil),  // 0: capsule.v1.InstallStatusRequest
 	(*InstallStatusResponse)(nil), // 1: capsule.v1.InstallStatusResponse
-	(*InstallRequest)(nil),        // 2: capsule.v1.InstallRequest
-	(*InstallProgress)(nil),       // 3: capsule.v1.InstallProgress
-	(*InstallResult)(nil),         // 4: capsule.v1.InstallResult
+	(*InstallDisk)(nil),           // 2: capsule.v1.InstallDisk
+	(*InstallRequest)(nil),        // 3: capsule.v1.InstallRequest
+	(*InstallProgress)(nil),       // 4: capsule.v1.InstallProgress
+	(*InstallResult)(nil),         // 5: capsule.v1.InstallResult
 }
 var file_capsule_v1_install_proto_depIdxs = []int32{
-	4, // 0: capsule.v1.InstallProgress.result:type_name -> capsule.v1.InstallResult
-	0, // 1: capsule.v1.InstallService.Status:input_type -> capsule.v1.InstallStatusRequest
-	2, // 2: capsule.v1.InstallService.Install:input_type -> capsule.v1.InstallRequest
-	1, // 3: capsule.v1.InstallService.Status:output_type -> capsule.v1.InstallStatusResponse
-	3, // 4: capsule.v1.InstallService.Install:output_type -> capsule.v1.InstallProgress
-	3, // [3:5] is the sub-list for method output_type
-	1, // [1:3] is the sub-list for method input_type
-	1, // [1:1] is the sub-list for extension type_name
-	1, // [1:1] is the sub-list for extension extendee
-	0, // [0:1] is the sub-list for field type_name
+	2, // 0: capsule.v1.InstallStatusResponse.disks:type_name -> capsule.v1.InstallDisk
+	5, // 1: capsule.v1.InstallProgress.result:type_name -> capsule.v1.InstallResult
+	0, // 2: capsule.v1.InstallService.Status:input_type -> capsule.v1.InstallStatusRequest
+	3, // 3: capsule.v1.InstallService.Install:input_type -> capsule.v1.InstallRequest
+	1, // 4: capsule.v1.InstallService.Status:output_type -> capsule.v1.InstallStatusResponse
+	4, // 5: capsule.v1.InstallService.Install:output_type -> capsule.v1.InstallProgress
+	4, // [4:6] is the sub-list for method output_type
+	2, // [2:4] is the sub-list for method input_type
+	2, // [2:2] is the sub-list for extension type_name
+	2, // [2:2] is the sub-list for extension extendee
+	0, // [0:2] is the sub-list for field type_name
 }
 
 func init() { file_capsule_v1_install_proto_init() }
@@ -435,7 +556,7 @@ func file_capsule_v1_install_proto_init() {
 			GoPackagePath: reflect.TypeOf(x{}).PkgPath(),
 			RawDescriptor: unsafe.Slice(unsafe.StringData(file_capsule_v1_install_proto_rawDesc), len(file_capsule_v1_install_proto_rawDesc)),
 			NumEnums:      0,
-			NumMessages:   5,
+			NumMessages:   6,
 			NumExtensions: 0,
 			NumServices:   1,
 		},

@@ -27,9 +27,13 @@ const (
 //
 // For semantics around ctx use and closing/ending streaming RPCs, please refer to https://pkg.go.dev/google.golang.org/grpc/?tab=doc#ClientConn.NewStream.
 //
-// InstallService writes the operating system to a disk. It is served only by a machine that booted from the installer.
+// InstallService writes the operating system to a disk. It is served only by a machine that booted from the installer. Its calls have no token: there
+// is no operator yet. Who overwrites data needs the code that the machine shows on its console.
 type InstallServiceClient interface {
+	// Status says where the system can be installed. FailedPrecondition if no disk is possible.
 	Status(ctx context.Context, in *InstallStatusRequest, opts ...grpc.CallOption) (*InstallStatusResponse, error)
+	// Install installs the system, once. The same request again, after an answer was lost, gives the same result. FailedPrecondition if the disk holds
+	// data and reinstall or the code is missing, or if the system was installed for another request; InvalidArgument for a wrong code.
 	Install(ctx context.Context, in *InstallRequest, opts ...grpc.CallOption) (grpc.ServerStreamingClient[InstallProgress], error)
 }
 
@@ -74,9 +78,13 @@ type InstallService_InstallClient = grpc.ServerStreamingClient[InstallProgress]
 // All implementations must embed UnimplementedInstallServiceServer
 // for forward compatibility.
 //
-// InstallService writes the operating system to a disk. It is served only by a machine that booted from the installer.
+// InstallService writes the operating system to a disk. It is served only by a machine that booted from the installer. Its calls have no token: there
+// is no operator yet. Who overwrites data needs the code that the machine shows on its console.
 type InstallServiceServer interface {
+	// Status says where the system can be installed. FailedPrecondition if no disk is possible.
 	Status(context.Context, *InstallStatusRequest) (*InstallStatusResponse, error)
+	// Install installs the system, once. The same request again, after an answer was lost, gives the same result. FailedPrecondition if the disk holds
+	// data and reinstall or the code is missing, or if the system was installed for another request; InvalidArgument for a wrong code.
 	Install(*InstallRequest, grpc.ServerStreamingServer[InstallProgress]) error
 	mustEmbedUnimplementedInstallServiceServer()
 }

@@ -25,6 +25,9 @@ import (
 const (
 	applianceState = "state.db"
 	applianceReset = "RESET_AUTH"
+
+	// applianceSeal is who the machine is, as its installation said. It is beside the state folder of Cocoon OS.
+	applianceSeal = "/perm/firstboot.json"
 )
 
 // applianceDoor is the door of an appliance. It opens the state when it runs.
@@ -58,6 +61,11 @@ func (a *applianceDoor) Run(ctx context.Context) error {
 }
 
 func (a *applianceDoor) open(ctx context.Context, docs *sqlite.Documents) (*appliance.Door, error) {
+	if machine.Slot() != "" {
+		if err := identity.Unseal(ctx, docs, applianceSeal, time.Now(), a.log); err != nil {
+			return nil, err
+		}
+	}
 	who, err := identity.Open(ctx, identity.Config{
 		Documents: docs, Reset: filepath.Join(a.cfg.StateDir, applianceReset), Age: age(), Now: time.Now, Log: a.log,
 	})

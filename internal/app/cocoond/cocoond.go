@@ -97,7 +97,7 @@ func command(stderr io.Writer) *cobra.Command {
 		d.cfg.olderJournal = older
 		return d.run(cmd.Context())
 	}
-	root.AddCommand(shutdownCommand(prepare), recoverCommand(prepare))
+	root.AddCommand(shutdownCommand(prepare), recoverCommand(prepare), installCommand(stderr))
 	return root
 }
 

@@ -25,6 +25,7 @@ func runInit(stderr io.Writer) int {
 			{Name: "containerd", Path: "/usr/bin/containerd", Args: []string{"--config", "/etc/containerd/config.toml"}},
 			{Name: "cocoond", Path: "/proc/self/exe", Args: []string{"--config", "/etc/cocoon/cocoond.yaml"}, Watched: true},
 		},
+		Installer:     []pid1.Child{{Name: "installer", Path: "/proc/self/exe", Args: []string{installerCommand}}},
 		TrialDeadline: 15 * time.Minute,
 	})
 	fmt.Fprintf(stderr, "Error: %v\n", err)

@@ -18,6 +18,7 @@ import (
 	capsulev1 "cocoonstack.io/cocoon/api/capsule/v1"
 	"cocoonstack.io/cocoon/internal/appliance"
 	"cocoonstack.io/cocoon/internal/appliance/bootctl"
+	"cocoonstack.io/cocoon/internal/appliance/disk"
 	"cocoonstack.io/cocoon/internal/appliance/machine"
 	"cocoonstack.io/cocoon/internal/appliance/pid1"
 	"cocoonstack.io/cocoon/internal/appliance/update"
@@ -63,8 +64,8 @@ func (a *applianceDoor) system(ctx context.Context, docs journal.Documents, g ga
 	}
 	u, err := update.Open(ctx, update.Config{
 		Boot: boot, Control: bootctl.New(pid1.BootEnvironment, boot), Keys: keys, Version: strings.TrimSpace(string(version)), Arch: runtime.GOARCH,
-		Slot:    func(s bootctl.Slot) (string, error) { return pid1.SlotDevice(cmdline, s) },
-		BootDir: filepath.Dir(filepath.Dir(filepath.Dir(pid1.BootEnvironment))), Documents: docs, Age: machine.Uptime, Log: a.log,
+		Slot:    func(s bootctl.Slot) (string, error) { return disk.SlotDevice(cmdline, s) },
+		BootDir: bootDir(), Documents: docs, Age: machine.Uptime, Log: a.log,
 		Restart: func() error { return unix.Kill(1, unix.SIGTERM) }, // process 1 restarts the machine then
 		Gates:   g.all(), Running: g.running, Missing: g.missing, Copies: a.stateCopies(), Dir: a.updateDir(),
 		BootID: g.boot, Watchdog: pid1.ResetByWatchdog, Crash: pid1.LastWords,
@@ -76,7 +77,15 @@ func (a *applianceDoor) system(ctx context.Context, docs journal.Documents, g ga
 		logFailure(a.log, "what the kernel said in a panic is not cleared", pid1.ClearLastWords())
 	}
 	go u.Run(ctx)
-	return &cocoonOS{Host: host, updater: u}, nil
+	root, err := disk.ParseRoot(cmdline)
+	if err != nil {
+		return nil, err
+	}
+	grower := &disk.Grower{
+		Root: root, Group: disk.Group{Run: runProgram, Log: a.log}, Documents: docs, SysBlock: "/sys/block", Dev: "/dev", Log: a.log,
+	}
+	logFailure(a.log, "the disk does not grow", grower.Resume(ctx))
+	return &cocoonOS{Host: host, updater: u, grower: grower}, nil
 }
 
 // signers reads the keys that sign updates. Errors: DataLoss.
@@ -100,6 +109,7 @@ func signers(path string) (keys []ed25519.PublicKey, err error) {
 type cocoonOS struct {
 	*machine.Host
 	updater *update.Updater
+	grower  *disk.Grower
 }
 
 // Info implements appliance.System.
@@ -111,6 +121,9 @@ func (o *cocoonOS) Info(ctx context.Context) (*capsulev1.GetInfoResponse, error)
 	s := o.updater.State()
 	info.ActiveSlot, info.PendingSlot, info.LastVersion, info.RolledBackBecause = slotName(s.Active), slotName(s.Pending), s.Good, s.Because
 	info.PendingPolicy, info.PendingFailing = string(s.Policy), s.Failing
+	if device, size, room, err := o.grower.Disk(); err == nil {
+		info.BootDisk, info.DiskTotalBytes, info.DiskGrowableBytes = device, uint64(size), uint64(room)
+	}
 	if s.Left > 0 {
 		info.PendingDeadlineUnix = time.Now().Add(s.Left).Unix()
 	}
@@ -146,4 +159,15 @@ func (o *cocoonOS) Confirm(ctx context.Context) (slot, version string, err error
 func (o *cocoonOS) Reboot(context.Context) error {
 	time.AfterFunc(restartDelay, func() { _ = o.updater.Reboot() }) // process 1 always takes the signal
 	return nil
+}
+
+// GrowDisk implements appliance.System.
+func (o *cocoonOS) GrowDisk(ctx context.Context) (*capsulev1.GrowDiskResponse, error) {
+	size, err := o.grower.Grow(ctx)
+	if err != nil {
+		return nil, err
+	}
+	return &capsulev1.GrowDiskResponse{
+		GrownBytes: uint64(size.Grown), DiskTotalBytes: uint64(size.Disk), PermTotalBytes: uint64(size.Perm), ThinpoolTotalBytes: uint64(size.Pool),
+	}, nil
 }

@@ -34,15 +34,23 @@ func Open(r io.Reader, keys []ed25519.PublicKey) (*Reader, error) {
 	if err != nil {
 		return nil, err
 	}
-	if !verify(manifest, signature, keys) {
-		return nil, errdefs.Preconditionf("none of the %d keys that this machine trusts has signed the bundle", len(keys))
-	}
-	m, err := parse(manifest)
+	m, err := Verify(manifest, signature, keys)
 	if err != nil {
 		return nil, err
 	}
 	return &Reader{tar: t, manifest: m, had: map[string]bool{}}, nil
 }
+
+// Verify reads the manifest of a bundle, and verifies that one of keys signed it. Errors: FailedPrecondition without a valid signature, InvalidArgument.
+func Verify(manifest, signature []byte, keys []ed25519.PublicKey) (Manifest, error) {
+	if !verify(manifest, signature, keys) {
+		return Manifest{}, errdefs.Preconditionf("none of the %d keys that this machine trusts has signed the bundle", len(keys))
+	}
+	return parse(manifest)
+}
+
+// Content returns what r has of the file, which begins there. It ends as the content that Next returns.
+func (f File) Content(r io.Reader) io.Reader { return &verified{in: r, file: f, whole: sha256.New()} }
 
 // Manifest returns what the signer said.
 func (r *Reader) Manifest() Manifest { return r.manifest }

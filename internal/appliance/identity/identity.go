@@ -174,11 +174,14 @@ func generate() (document, error) {
 		return document{}, err
 	}
 	return document{
-		ID: id, ShortID: "capsule-" + id[:4],
+		ID: id, ShortID: shortID(id),
 		Certificate: string(pem.EncodeToMemory(&pem.Block{Type: "CERTIFICATE", Bytes: der})),
 		Key:         string(pem.EncodeToMemory(&pem.Block{Type: "PRIVATE KEY", Bytes: key})),
 	}, nil
 }
+
+// shortID returns the name for people of the machine with that UUID.
+func shortID(id string) string { return "capsule-" + id[:4] }
 
 // Temporary returns a certificate that nobody has seen before, for a machine that cannot say who it is.
 func Temporary() (tls.Certificate, error) {
@@ -258,6 +261,10 @@ func (k *Keeper) Add(ctx context.Context, public []byte, name string, role capsu
 
 // key checks the parts of a key.
 func (k *Keeper) key(public []byte, name string, role capsulev1.Role, by string) (Key, error) {
+	return makeKey(public, name, role, by, k.cfg.Now())
+}
+
+func makeKey(public []byte, name string, role capsulev1.Role, by string, at time.Time) (Key, error) {
 	if len(public) != ed25519.PublicKeySize {
 		return Key{}, errdefs.Invalidf("the public key has %d bytes; one of Ed25519 has %d", len(public), ed25519.PublicKeySize)
 	}
@@ -268,7 +275,7 @@ func (k *Keeper) key(public []byte, name string, role capsulev1.Role, by string)
 	if _, ok := capsulev1.Role_name[int32(role)]; !ok {
 		return Key{}, errdefs.Invalidf("there is no role %d; use view, operate or admin", role)
 	}
-	return Key{Public: slices.Clone(public), Name: name, Role: role, AddedBy: by, AddedAt: k.cfg.Now().UTC()}, nil
+	return Key{Public: slices.Clone(public), Name: name, Role: role, AddedBy: by, AddedAt: at.UTC()}, nil
 }
 
 // put stores a key together with other changes. Precondition: mu is held.

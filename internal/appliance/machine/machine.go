@@ -70,6 +70,9 @@ func (*Host) Confirm(context.Context) (slot, version string, err error) { return
 // Reboot implements appliance.System.
 func (*Host) Reboot(context.Context) error { return foreign() }
 
+// GrowDisk implements appliance.System.
+func (*Host) GrowDisk(context.Context) (*capsulev1.GrowDiskResponse, error) { return nil, foreign() }
+
 // Uptime returns the time since the machine has booted, including that in which it slept.
 func Uptime() time.Duration {
 	var t unix.Timespec

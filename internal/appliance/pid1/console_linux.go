@@ -2,6 +2,7 @@ package pid1
 
 import (
 	"bytes"
+	"io"
 	"os"
 	"strings"
 	"sync"
@@ -15,6 +16,12 @@ type console struct {
 }
 
 func newConsole() *console { return &console{} }
+
+// Console returns a writer to the person in front of the machine, for a child of process 1.
+func Console() (io.Writer, error) {
+	c := newConsole()
+	return c, c.open()
+}
 
 // open starts to write to the kernel's log.
 func (c *console) open() error {

@@ -13,6 +13,8 @@ import (
 
 	"github.com/vishvananda/netlink"
 	"golang.org/x/sys/unix"
+
+	"cocoonstack.io/cocoon/internal/appliance/disk"
 )
 
 // mountKernel mounts what the kernel offers. What is mounted already is no error.
@@ -87,14 +89,18 @@ func (m *machine) modules(ctx context.Context) error {
 
 // mountBoot mounts the partition with the boot files.
 func (m *machine) mountBoot() error {
-	device, err := m.root.partition("/sys/block", "/dev", bootPartition)
+	device, err := m.root.Partition("/sys/block", "/dev", disk.BootPartition)
 	if err != nil {
 		return err
 	}
 	if err := os.MkdirAll(bootDir, 0o755); err != nil {
 		return err
 	}
-	if err := unix.Mount(device, bootDir, "vfat", unix.MS_NOSUID|unix.MS_NODEV|unix.MS_NOEXEC|unix.MS_NOATIME, "fmask=0077,dmask=0077"); err != nil {
+	flags := uintptr(0)
+	if m.installer {
+		flags = unix.MS_RDONLY
+	}
+	if err := unix.Mount(device, bootDir, "vfat", flags|unix.MS_NOSUID|unix.MS_NODEV|unix.MS_NOEXEC|unix.MS_NOATIME, "fmask=0077,dmask=0077"); err != nil {
 		return fmt.Errorf("mount %s: %w", device, err)
 	}
 	return nil

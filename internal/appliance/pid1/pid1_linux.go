@@ -11,6 +11,7 @@ import (
 	"os"
 	"os/signal"
 	"runtime/debug"
+	"slices"
 	"strings"
 	"syscall"
 	"time"
@@ -18,13 +19,15 @@ import (
 	"golang.org/x/sys/unix"
 
 	"cocoonstack.io/cocoon/internal/appliance/bootctl"
+	"cocoonstack.io/cocoon/internal/appliance/disk"
 )
 
 // Config says what runs. Its zero value runs nothing.
 type Config struct {
-	Version  string
-	Children []Child
-	Port     int // of the daemon, for the banner
+	Version   string
+	Children  []Child
+	Installer []Child // instead of Children, on a machine that was started to install the system
+	Port      int     // of the daemon, for the banner
 
 	// TrialDeadline is when a system on trial that nobody confirmed restarts, counted from the start of the kernel. It is later than the daemon's own, and
 	// for a daemon that does not live to keep that.
@@ -35,8 +38,11 @@ type Config struct {
 const (
 	permDir = "/perm"
 	bootDir = "/boot"
-	ownDir  = permDir + "/cocoon"
+	ownDir  = StateDir
 	logDir  = "/run/log"
+
+	// StateDir is where the daemon and process 1 keep their state.
+	StateDir = permDir + "/cocoon"
 
 	// BootEnvironment is the file of bootctl.New, once process 1 has mounted the boot partition.
 	BootEnvironment = bootDir + "/EFI/BOOT/grubenv"
@@ -48,12 +54,17 @@ type machine struct {
 	console *console
 	reaper  *reaper
 	boot    bootctl.Boot
-	root    rootDisk
+	root    disk.Root
 
 	life     life
 	dogs     watchdogs
 	children *supervisor
+
+	installer bool // the system is not installed on this machine: its disks are left alone
 }
+
+// InstallerMode is the word of the kernel's command line that makes a machine an installer.
+const InstallerMode = "capsule.mode=installer"
 
 // Run is process 1. It returns only if it is not process 1.
 func Run(cfg Config) error {
@@ -74,8 +85,11 @@ func Run(cfg Config) error {
 	m.children.life = &m.life
 	m.life.begin(prepareLimit)
 	m.prepare(ctx, orders)
+	if m.installer {
+		m.children.children = m.cfg.Installer
+	}
 	go m.guard("listen to the daemon", func() error { return m.life.listen(notifySocket) })
-	m.life.begin(firstBeat)
+	m.life.begin(m.children.firstBeat())
 	m.children.start(ctx)
 	go m.guard("uplink", func() error { m.uplink(ctx); return nil })
 	if m.boot.Trial && m.cfg.TrialDeadline > 0 {
@@ -110,7 +124,12 @@ func (m *machine) prepare(ctx context.Context, orders chan<- os.Signal) {
 		{"find more watchdogs", func() error { return m.moreWatchdogs(ctx) }},
 		{"name the machine", func() error { return m.name("") }},
 		{"mount the boot partition", m.mountBoot},
-		{"find the volumes", func() error { return m.storage(ctx) }},
+		{"find the volumes", func() error {
+			if m.installer {
+				return nil
+			}
+			return m.storage(ctx)
+		}},
 		{"name the machine", func() error { return m.name(ownDir) }},
 	} {
 		begin := time.Now()
@@ -162,8 +181,9 @@ func (m *machine) readCommandLine() error {
 		return err
 	}
 	m.boot = bootctl.ParseBoot(string(text))
+	m.installer = slices.Contains(strings.Fields(string(text)), InstallerMode)
 	m.log.Info("started", "version", m.cfg.Version, "slot", string(m.boot.Slot), "trial", m.boot.Trial)
-	m.root, err = parseRoot(string(text))
+	m.root, err = disk.ParseRoot(string(text))
 	return err
 }
 

@@ -6,9 +6,11 @@ import (
 	"fmt"
 	"io"
 	"log/slog"
+	"math"
 	"os"
 	"os/exec"
 	"path/filepath"
+	"slices"
 	"sync"
 	"syscall"
 	"time"
@@ -77,6 +79,14 @@ func (s *supervisor) signal(signal unix.Signal) {
 			s.log.Warn("not signalled", "child", name, "err", err)
 		}
 	}
+}
+
+// firstBeat returns how long the watched child may be silent after its start. Without such a child nothing counts as hung.
+func (s *supervisor) firstBeat() time.Duration {
+	if slices.ContainsFunc(s.children, func(c Child) bool { return c.Watched }) {
+		return firstBeat
+	}
+	return math.MaxInt64
 }
 
 // killWatched kills the watched child.

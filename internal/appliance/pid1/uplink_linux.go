@@ -190,5 +190,9 @@ func (m *machine) use(link netlink.Link, ack *dhcpv4.DHCPv4) error {
 // banner tells people at the console where the machine is.
 func (m *machine) banner(ip net.IP) {
 	host, _ := os.Hostname()
-	fmt.Fprintf(m.console, "\n  Cocoon OS %s, slot %s\n  %s at %s\n\n", m.cfg.Version, m.boot.Slot, host, net.JoinHostPort(ip.String(), fmt.Sprint(m.cfg.Port)))
+	what := fmt.Sprintf("slot %s", m.boot.Slot)
+	if m.installer {
+		what = "installer"
+	}
+	fmt.Fprintf(m.console, "\n  Cocoon OS %s, %s\n  %s at %s\n\n", m.cfg.Version, what, host, net.JoinHostPort(ip.String(), fmt.Sprint(m.cfg.Port)))
 }

@@ -106,7 +106,7 @@ func (w *writer) write(ctx context.Context, b *bundle.Reader) error {
 		case bundle.Initramfs:
 			err = w.bootFile("initramfs", f, r)
 		case bundle.Root:
-			err = w.root(f, r)
+			err = WriteSlot(w.device, string(w.slot), f, r)
 		}
 		if err != nil {
 			return fmt.Errorf("%s: %w", f.Name, err)
@@ -239,27 +239,27 @@ func (w *writer) reread(path string, want bundle.File) error {
 	return nil
 }
 
-// root writes the root file system, and compares what the disk keeps.
-func (w *writer) root(f bundle.File, r io.Reader) error {
-	if _, err := w.device.Seek(0, io.SeekStart); err != nil {
+// WriteSlot writes the root file system f, which r has, to the open device of a slot, and compares what the disk keeps. Errors: DataLoss.
+func WriteSlot(device *os.File, slot string, f bundle.File, r io.Reader) error {
+	if _, err := device.Seek(0, io.SeekStart); err != nil {
 		return err
 	}
-	if _, err := io.CopyBuffer(struct{ io.Writer }{w.device}, r, make([]byte, 1<<20)); err != nil {
+	if _, err := io.CopyBuffer(struct{ io.Writer }{device}, r, make([]byte, 1<<20)); err != nil {
 		return err
 	}
-	if err := w.device.Sync(); err != nil {
+	if err := device.Sync(); err != nil {
 		return err
 	}
 	// What is read back comes from the disk, and not from memory. A file, as of a test, has no such buffers.
-	if err := unix.IoctlSetInt(int(w.device.Fd()), unix.BLKFLSBUF, 0); err != nil && !errors.Is(err, unix.ENOTTY) {
+	if err := unix.IoctlSetInt(int(device.Fd()), unix.BLKFLSBUF, 0); err != nil && !errors.Is(err, unix.ENOTTY) {
 		return fmt.Errorf("drop the buffers of the slot: %w", err)
 	}
 	sum := sha256.New()
-	if _, err := io.Copy(sum, io.NewSectionReader(w.device, 0, f.Size)); err != nil {
+	if _, err := io.Copy(sum, io.NewSectionReader(device, 0, f.Size)); err != nil {
 		return fmt.Errorf("read it back: %w", err)
 	}
 	if got := hex.EncodeToString(sum.Sum(nil)); got != f.SHA256 {
-		return errdefs.DataLossf("the disk does not keep what was written to slot %s: it has the SHA-256 %s, and the update %s; replace the disk", w.slot, got, f.SHA256)
+		return errdefs.DataLossf("the disk does not keep what was written to slot %s: it has the SHA-256 %s, and the update %s; replace the disk", slot, got, f.SHA256)
 	}
 	return nil
 }

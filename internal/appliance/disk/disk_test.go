@@ -1,4 +1,4 @@
-package pid1
+package disk
 
 import (
 	"encoding/binary"
@@ -12,19 +12,17 @@ import (
 	"cocoonstack.io/cocoon/internal/testkit/need"
 )
 
-const signature = 0xb1a570ff
-
 func TestParseRoot(t *testing.T) {
-	for cmdline, want := range map[string]rootDisk{
-		"BOOT_IMAGE=/x root=PARTUUID=b1a570ff-02 ro": {signature, 2},
-		"root=PARTUUID=b1a570ff-03\n":                {signature, 3},
+	for cmdline, want := range map[string]Root{
+		"BOOT_IMAGE=/x root=PARTUUID=b1a570ff-02 ro": {Signature, 2},
+		"root=PARTUUID=b1a570ff-03\n":                {Signature, 3},
 	} {
-		if got, err := parseRoot(cmdline); err != nil || got != want {
+		if got, err := ParseRoot(cmdline); err != nil || got != want {
 			t.Errorf("%q: got %+v, %v", cmdline, got, err)
 		}
 	}
 	for _, cmdline := range []string{"", "root=/dev/vda", "root=PARTUUID=b1a570f-02", "root=PARTUUID=b1a570ff", "root=PARTUUID=12345678-9abc-4def-8123-456789abcdef"} {
-		if got, err := parseRoot(cmdline); err == nil || got != (rootDisk{}) {
+		if got, err := ParseRoot(cmdline); err == nil || got != (Root{}) {
 			t.Errorf("%q: got %+v, %v", cmdline, got, err)
 		}
 	}
@@ -60,7 +58,7 @@ func machineWith(t *testing.T, disks map[string]uint32, kind byte) (sysBlock, de
 }
 
 func TestPartitionOfTheDiskOfTheSystem(t *testing.T) {
-	root := rootDisk{signature, 2}
+	root := Root{Signature, 2}
 	for name, tt := range map[string]struct {
 		disks  map[string]uint32
 		kind   byte
@@ -68,19 +66,19 @@ func TestPartitionOfTheDiskOfTheSystem(t *testing.T) {
 		want   string
 		class  errdefs.Class
 	}{
-		"a virtual disk":             {map[string]uint32{"vda": signature}, typeLVM, 4, "vda4", 0},
-		"one of several":             {map[string]uint32{"sda": 1, "sdb": signature}, typeLVM, 4, "sdb4", 0},
-		"NVMe":                       {map[string]uint32{"nvme0n1": signature}, typeLVM, 1, "nvme0n1p1", 0},
-		"not a loop device":          {map[string]uint32{"loop0": signature, "vda": signature}, typeLVM, 4, "vda4", 0},
-		"another type":               {map[string]uint32{"vda": signature}, 0x83, 4, "", errdefs.FailedPrecondition},
-		"another type is no matter":  {map[string]uint32{"vda": signature}, 0x83, 1, "vda1", 0},
-		"a copy of the disk":         {map[string]uint32{"vda": signature, "vdb": signature}, typeLVM, 4, "", errdefs.FailedPrecondition},
+		"a virtual disk":             {map[string]uint32{"vda": Signature}, typeLVM, 4, "vda4", 0},
+		"one of several":             {map[string]uint32{"sda": 1, "sdb": Signature}, typeLVM, 4, "sdb4", 0},
+		"NVMe":                       {map[string]uint32{"nvme0n1": Signature}, typeLVM, 1, "nvme0n1p1", 0},
+		"not a loop device":          {map[string]uint32{"loop0": Signature, "vda": Signature}, typeLVM, 4, "vda4", 0},
+		"another type":               {map[string]uint32{"vda": Signature}, 0x83, 4, "", errdefs.FailedPrecondition},
+		"another type is no matter":  {map[string]uint32{"vda": Signature}, 0x83, 1, "vda1", 0},
+		"a copy of the disk":         {map[string]uint32{"vda": Signature, "vdb": Signature}, typeLVM, 4, "", errdefs.FailedPrecondition},
 		"no such disk":               {map[string]uint32{"vda": 1}, typeLVM, 4, "", errdefs.NotFound},
-		"a partition that is absent": {map[string]uint32{"vda": signature}, typeLVM, 5, "", errdefs.NotFound},
+		"a partition that is absent": {map[string]uint32{"vda": Signature}, typeLVM, 5, "", errdefs.NotFound},
 	} {
 		t.Run(name, func(t *testing.T) {
 			sysBlock, dev := machineWith(t, tt.disks, tt.kind)
-			got, err := root.partition(sysBlock, dev, tt.number)
+			got, err := root.Partition(sysBlock, dev, tt.number)
 			if tt.want != "" {
 				if err != nil || got != filepath.Join(dev, tt.want) {
 					t.Errorf("got %s, %v", got, err)
@@ -90,7 +88,7 @@ func TestPartitionOfTheDiskOfTheSystem(t *testing.T) {
 			}
 		})
 	}
-	if _, err := (rootDisk{}).partition(t.TempDir(), t.TempDir(), 1); !errdefs.IsNotFound(err) {
+	if _, err := (Root{}).Partition(t.TempDir(), t.TempDir(), 1); !errdefs.IsNotFound(err) {
 		t.Errorf("without a root: got %v", err)
 	}
 }
@@ -111,10 +109,10 @@ func TestTableOfSfdisk(t *testing.T) {
 		t.Fatalf("%v: %s", err, out)
 	}
 	sig, entries, err := tableOf(image)
-	if err != nil || sig != signature {
+	if err != nil || sig != Signature {
 		t.Fatalf("got %x, %v", sig, err)
 	}
-	if want := (tableEntry{typeLVM, 8192, 4096}); entries[3] != want {
+	if want := (Entry{typeLVM, 8192, 4096}); entries[3] != want {
 		t.Errorf("got %+v", entries[3])
 	}
 	if err := os.Truncate(image, 0); err != nil {
@@ -156,11 +154,11 @@ func TestPermSize(t *testing.T) {
 		{4*gibibyte + extent, gibibyte + extent},
 		{gibibyte, gibibyte},
 	} {
-		if got, err := permSize(tt.group, extent); err != nil || got != tt.want {
-			t.Errorf("permSize(%d) = %d, %v, want %d", tt.group, got, err, tt.want)
+		if got, err := PermSize(tt.group, extent); err != nil || got != tt.want {
+			t.Errorf("PermSize(%d) = %d, %v, want %d", tt.group, got, err, tt.want)
 		}
 	}
-	if _, err := permSize(gibibyte-extent, extent); !errdefs.Is(err, errdefs.ResourceExhausted) {
+	if _, err := PermSize(gibibyte-extent, extent); !errdefs.Is(err, errdefs.ResourceExhausted) {
 		t.Errorf("a disk that is too small: got %v", err)
 	}
 }

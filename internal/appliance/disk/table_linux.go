@@ -1,4 +1,7 @@
-package pid1
+// Package disk is the disk of Cocoon OS: its partition table, the group of volumes on its last partition, and how both grow with the disk.
+//
+// It overwrites nothing that it does not know. It mounts nothing, and it runs LVM by whoever may run programs.
+package disk
 
 import (
 	"encoding/binary"
@@ -16,24 +19,30 @@ import (
 
 // Partitions of a disk of Cocoon OS. The slots are the second and the third.
 const (
-	bootPartition = 1
-	dataPartition = 4
+	BootPartition = 1
+	DataPartition = 4
 
-	typeLVM = 0x8e
-	tables  = 0x1be // offset of the four entries of a master boot record
-	diskID  = 0x1b8
+	typeEFI   = 0xef
+	typeLinux = 0x83
+	typeLVM   = 0x8e
+
+	tables = 0x1be // offset of the four entries of a master boot record
+	diskID = 0x1b8
 )
 
-// rootDisk is the disk that the system was started from, by the signature in its partition table.
-type rootDisk struct {
-	signature uint32
-	slot      int // number of the partition with the root
+// Signature is that of the disks of installed machines. It is in the command lines of their kernels.
+const Signature = 0xb1a570ff
+
+// Root is the disk that the system was started from, by the signature in its partition table.
+type Root struct {
+	Signature uint32
+	Number    int // of the partition with the root
 }
 
 // SlotDevice returns the device of a slot of the disk from which the machine was started as cmdline, the kernel's command line, says.
 // Errors: NotFound, FailedPrecondition.
 func SlotDevice(cmdline string, slot bootctl.Slot) (string, error) {
-	r, err := parseRoot(cmdline)
+	r, err := ParseRoot(cmdline)
 	if err != nil {
 		return "", err
 	}
@@ -41,11 +50,11 @@ func SlotDevice(cmdline string, slot bootctl.Slot) (string, error) {
 	if !ok {
 		return "", errdefs.NotFoundf("there is no slot %q", slot)
 	}
-	return r.partition("/sys/block", "/dev", number)
+	return r.Partition("/sys/block", "/dev", number)
 }
 
-// parseRoot reads root=PARTUUID=SIGNATURE-NUMBER in a kernel's command line.
-func parseRoot(cmdline string) (rootDisk, error) {
+// ParseRoot reads root=PARTUUID=SIGNATURE-NUMBER in a kernel's command line.
+func ParseRoot(cmdline string) (Root, error) {
 	for word := range strings.FieldsSeq(cmdline) {
 		id, ok := strings.CutPrefix(word, "root=PARTUUID=")
 		if !ok {
@@ -55,21 +64,21 @@ func parseRoot(cmdline string) (rootDisk, error) {
 		s, err := strconv.ParseUint(signature, 16, 32)
 		n, err2 := strconv.ParseUint(number, 16, 8)
 		if err != nil || err2 != nil || len(signature) != 8 {
-			return rootDisk{}, errdefs.Invalidf("the command line has the root %q, which is no partition of a disk of Cocoon OS", id)
+			return Root{}, errdefs.Invalidf("the command line has the root %q, which is no partition of a disk of Cocoon OS", id)
 		}
-		return rootDisk{uint32(s), int(n)}, nil
+		return Root{uint32(s), int(n)}, nil
 	}
-	return rootDisk{}, errdefs.NotFoundf("the command line names no root partition")
+	return Root{}, errdefs.NotFoundf("the command line names no root partition")
 }
 
-// tableEntry is a partition of a master boot record, in sectors of 512 bytes.
-type tableEntry struct {
-	kind        byte
-	start, size uint32
+// Entry is a partition of a master boot record, in sectors of 512 bytes.
+type Entry struct {
+	Kind        byte
+	Start, Size uint32
 }
 
-// readTable reads the master boot record of a disk.
-func readTable(disk io.ReaderAt) (signature uint32, entries [4]tableEntry, err error) {
+// ReadTable reads the master boot record of a disk.
+func ReadTable(disk io.ReaderAt) (signature uint32, entries [4]Entry, err error) {
 	var b [512]byte
 	if _, err := disk.ReadAt(b[:], 0); err != nil {
 		return 0, entries, fmt.Errorf("read the partition table: %w", err)
@@ -79,21 +88,26 @@ func readTable(disk io.ReaderAt) (signature uint32, entries [4]tableEntry, err e
 	}
 	for i := range entries {
 		e := b[tables+16*i:]
-		entries[i] = tableEntry{e[4], binary.LittleEndian.Uint32(e[8:]), binary.LittleEndian.Uint32(e[12:])}
+		entries[i] = Entry{e[4], binary.LittleEndian.Uint32(e[8:]), binary.LittleEndian.Uint32(e[12:])}
 	}
 	return binary.LittleEndian.Uint32(b[diskID:]), entries, nil
 }
 
-// partition returns the device of a partition of the disk. sysBlock is the folder of the kernel's disks, and dev that of their devices. Two disks with
+// Partition returns the device of a partition of the disk. sysBlock is the folder of the kernel's disks, and dev that of their devices. Two disks with
 // the signature are an error: one may be a copy, and nobody knows which.
-func (r rootDisk) partition(sysBlock, dev string, number int) (string, error) {
-	disk, entries, err := r.find(sysBlock, dev)
+func (r Root) Partition(sysBlock, dev string, number int) (string, error) {
+	disk, entries, err := r.Find(sysBlock, dev)
 	if err != nil {
 		return "", err
 	}
-	if number == dataPartition && entries[number-1].kind != typeLVM {
-		return "", errdefs.Preconditionf("partition %d of %s has type %#x, and not %#x of LVM", number, disk, entries[number-1].kind, typeLVM)
+	if number == DataPartition && entries[number-1].Kind != typeLVM {
+		return "", errdefs.Preconditionf("partition %d of %s has type %#x, and not %#x of LVM", number, disk, entries[number-1].Kind, typeLVM)
 	}
+	return PartitionOf(sysBlock, dev, disk, number)
+}
+
+// PartitionOf returns the device of a partition that the kernel has found on a disk. Errors: NotFound.
+func PartitionOf(sysBlock, dev, disk string, number int) (string, error) {
 	files, err := filepath.Glob(filepath.Join(sysBlock, disk, disk+"*", "partition"))
 	if err != nil {
 		return "", err
@@ -106,9 +120,9 @@ func (r rootDisk) partition(sysBlock, dev string, number int) (string, error) {
 	return "", errdefs.NotFoundf("disk %s has no partition %d", disk, number)
 }
 
-// find returns the disk with the signature.
-func (r rootDisk) find(sysBlock, dev string) (name string, entries [4]tableEntry, err error) {
-	if r.signature == 0 {
+// Find returns the name of the disk with the signature, and its partitions.
+func (r Root) Find(sysBlock, dev string) (name string, entries [4]Entry, err error) {
+	if r.Signature == 0 {
 		return "", entries, errdefs.NotFoundf("nobody knows which disk the system is on")
 	}
 	disks, err := os.ReadDir(sysBlock)
@@ -116,11 +130,11 @@ func (r rootDisk) find(sysBlock, dev string) (name string, entries [4]tableEntry
 		return "", entries, err
 	}
 	for _, d := range disks {
-		if strings.HasPrefix(d.Name(), "loop") || strings.HasPrefix(d.Name(), "ram") || strings.HasPrefix(d.Name(), "dm-") || strings.HasPrefix(d.Name(), "zram") {
+		if Virtual(d.Name()) {
 			continue
 		}
 		signature, table, err := tableOf(filepath.Join(dev, d.Name()))
-		if err != nil || signature != r.signature {
+		if err != nil || signature != r.Signature {
 			continue
 		}
 		if name != "" {
@@ -129,18 +143,28 @@ func (r rootDisk) find(sysBlock, dev string) (name string, entries [4]tableEntry
 		name, entries = d.Name(), table
 	}
 	if name == "" {
-		return "", entries, errdefs.NotFoundf("no disk has the signature %08x", r.signature)
+		return "", entries, errdefs.NotFoundf("no disk has the signature %08x", r.Signature)
 	}
 	return name, entries, nil
 }
 
-func tableOf(device string) (uint32, [4]tableEntry, error) {
+// Virtual reports whether a block device of that name is one that the kernel makes of others or of memory.
+func Virtual(name string) bool {
+	for _, prefix := range []string{"loop", "ram", "dm-", "zram", "md", "nbd", "sr", "fd"} {
+		if strings.HasPrefix(name, prefix) {
+			return true
+		}
+	}
+	return false
+}
+
+func tableOf(device string) (uint32, [4]Entry, error) {
 	f, err := os.Open(device)
 	if err != nil {
-		return 0, [4]tableEntry{}, err
+		return 0, [4]Entry{}, err
 	}
 	defer f.Close()
-	return readTable(f)
+	return ReadTable(f)
 }
 
 // blankBytes is how much of a partition must be zero for it to be one that nobody uses. It holds the labels of all file systems and of LVM.
