@@ -51,7 +51,7 @@ var layers = []layer{
 	{"L3 image", 3, []string{"internal/image/"}, []string{"github.com/cenkalti/backoff", "sigs.k8s.io/yaml", "github.com/google/go-containerregistry", "github.com/klauspost/compress", "github.com/therootcompany/xz", "golang.org/x/"}},
 	{"L3 snapshot", 3, []string{"internal/snapshot/"}, []string{"github.com/google/go-containerregistry", "github.com/klauspost/compress", "golang.org/x/"}},
 	{"L3 volume", 3, []string{"internal/volume/"}, []string{"golang.org/x/"}},
-	{"L3 network", 3, []string{"internal/network/"}, []string{"github.com/vishvananda/", "github.com/google/nftables", "github.com/insomniacslk/dhcp", "github.com/containernetworking/cni", "golang.org/x/", "github.com/mdlayher/"}},
+	{"L3 network", 3, []string{"internal/network/"}, []string{"github.com/vishvananda/", "github.com/google/nftables", "github.com/insomniacslk/dhcp", "github.com/containernetworking/cni", "github.com/miekg/dns", "golang.org/x/", "github.com/mdlayher/"}},
 	{"L3 guest", 3, []string{"internal/guest/agent/"}, []string{"google.golang.org/", "golang.org/x/"}},
 	{"L3 qemu-guest-agent", 3, []string{"internal/guest/qga/"}, []string{"github.com/cenkalti/backoff"}},
 	{"L3 container log", 3, []string{"internal/container/logfile/"}, []string{"github.com/fsnotify/fsnotify", "golang.org/x/sys/"}},

@@ -69,6 +69,9 @@ func (a *applianceDoor) open(ctx context.Context, docs *sqlite.Documents) (*appl
 		return nil, err
 	}
 	a.workloads.set(store)
+	if a.nets.bridge != nil {
+		a.nets.bridge.SetZone(workloadNames{store})
+	}
 	system, err := a.system(ctx, docs)
 	if err != nil {
 		return nil, err

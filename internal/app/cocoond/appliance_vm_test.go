@@ -96,6 +96,17 @@ func TestVMAppliance(t *testing.T) {
 		t.Errorf("after the death of the daemon the VM is process %d, and was %d", now.PID, pid)
 	}
 
+	// It finds itself by its name, and nobody who has stopped.
+	if out, code := o.exec("web", "", "nslookup", "web.capsule.internal"); code != 0 || !strings.Contains(out, st.GetAddress()) {
+		t.Errorf("its own name: %q, %d", out, code)
+	}
+	if out, code := o.exec("web", "", "nslookup", "other.capsule.internal"); code == 0 {
+		t.Errorf("a name that nobody has: %q", out)
+	}
+	if out, _ := o.exec("web", "", "cat", "/etc/resolv.conf"); !strings.Contains(out, "search capsule.internal") || strings.Count(out, "nameserver") != 1 {
+		t.Errorf("resolv.conf %q", out)
+	}
+
 	// Its program ends: it starts again, and its log goes on. The volume stays.
 	n.endIn("web", "", "kill $(pidof server)")
 	o.until("web", "has started again", func(s *capsulev1.WorkloadStatus) bool { return s.GetRestartCount() == 1 && s.GetReady() })
@@ -121,6 +132,9 @@ func TestVMAppliance(t *testing.T) {
 	o.ready("other")
 	if out, code := o.exec("other", "", "cat", "/data/runs"); code != 0 || out != "x\nx\n" {
 		t.Errorf("the volume has %q, %d", out, code)
+	}
+	if out, code := o.exec("other", "", "nslookup", "web.capsule.internal"); code == 0 {
+		t.Errorf("the name of a workload that has stopped: %q", out)
 	}
 	_, err = o.workloads.Start(ctx, &capsulev1.WorkloadStartRequest{Name: "web"})
 	o.code("start what conflicts", err, codes.FailedPrecondition, "workload other")
