@@ -69,7 +69,7 @@ func Run(cfg Config) error {
 	m.prepare(ctx)
 	children := newSupervisor(m.cfg.Children, m.reaper, m.log, logDir)
 	children.start(ctx)
-	go m.guard("uplink", func() error { m.uplink(ctx); return nil })
+	go m.guard("uplink", func() error { m.uplink(ctx, wakes()); return nil })
 	if m.boot.Trial && m.cfg.TrialDeadline > 0 {
 		go m.guard("watch the trial", func() error { m.watchTrial(orders); return nil })
 	}
@@ -83,6 +83,21 @@ func Run(cfg Config) error {
 		m.log.Error("the machine goes on: the kernel did not end it")
 		children.start(ctx)
 	}
+}
+
+// wakes returns a channel that gets a value for each SIGHUP, as long as somebody takes them.
+func wakes() <-chan struct{} {
+	hups, out := make(chan os.Signal, 1), make(chan struct{}, 1)
+	signal.Notify(hups, syscall.SIGHUP)
+	go func() {
+		for range hups {
+			select {
+			case out <- struct{}{}:
+			default:
+			}
+		}
+	}()
+	return out
 }
 
 // prepare takes the steps before the daemon starts. None of them waits for a network.
@@ -136,17 +151,22 @@ func (m *machine) readCommandLine() error {
 
 // watchTrial restarts the machine if, at the deadline, the system is still on trial. The clock is the kernel's since its start: no clock that somebody sets.
 func (m *machine) watchTrial(orders chan<- os.Signal) {
-	var up unix.Timespec
-	if err := unix.ClockGettime(unix.CLOCK_BOOTTIME, &up); err != nil {
-		m.log.Error("failed", "op", "read the clock", "err", err)
-	}
-	<-time.After(m.cfg.TrialDeadline - time.Duration(up.Nano()))
+	<-time.After(m.cfg.TrialDeadline - age())
 	s, err := bootctl.New(BootEnvironment, m.boot).Read()
 	if err == nil && s.Good == m.boot.Slot {
 		return
 	}
 	m.log.Error("nobody confirmed the update in time: restarting", "err", err)
 	orders <- syscall.SIGTERM
+}
+
+// age returns the time since the kernel started, by its own clock. Without one it is none.
+func age() time.Duration {
+	var up unix.Timespec
+	if err := unix.ClockGettime(unix.CLOCK_BOOTTIME, &up); err != nil {
+		return 0
+	}
+	return time.Duration(up.Nano())
 }
 
 // end ends the machine: SIGUSR1 halts, SIGUSR2 switches off, each other one restarts. These are busybox' words. It returns if that is impossible.
