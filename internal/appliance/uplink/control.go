@@ -48,6 +48,9 @@ func (c *Control) Get(context.Context) (*capsulev1.NetworkGetResponse, error) {
 		return nil, err
 	}
 	out := &capsulev1.NetworkGetResponse{Confirmed: confirmed, State: c.Files.State(), Links: m.Links}
+	if k := out.GetState().GetClock(); k != nil {
+		k.AskedSecondsAgo = max(int64(c.Age()/time.Second)-k.GetAskedSecondsAgo(), 0) // it was counted from the start of the machine
+	}
 	switch left := c.left(trial); {
 	case trial == nil || proto.Equal(trial.Config, confirmed):
 	case left > 0:

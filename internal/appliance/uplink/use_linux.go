@@ -24,6 +24,9 @@ const steady = 15 * time.Second
 // publicServers resolve names if nobody says which servers do.
 var publicServers = []string{"1.1.1.1", "8.8.8.8"}
 
+// publicClocks are the servers of time if nobody names others.
+var publicClocks = []string{"pool.ntp.org", "time.cloudflare.com", "time.google.com"}
+
 // Host uses configurations on this machine, in the network namespace of the process. It owns all links of hardware.
 type Host struct {
 	Dir      string                  // of the client id and the last address of DHCP, which survive a restart of the machine
@@ -108,6 +111,9 @@ func (u *use) set(g given, dns, ntp []string) error {
 	}
 	if len(dns) == 0 {
 		dns = publicServers
+	}
+	if len(ntp) == 0 {
+		ntp = publicClocks
 	}
 	dns = dns[:min(len(dns), maxServers)]
 	text := "nameserver " + strings.Join(dns, "\nnameserver ") + "\n"
