@@ -4,6 +4,7 @@ package cocoond_test
 
 import (
 	"crypto/ed25519"
+	"net"
 	"strings"
 	"testing"
 
@@ -53,6 +54,17 @@ func TestVMAppliance(t *testing.T) {
 	other := microVM("other", &capsulev1.MicroVMSpec{Ports: web.GetMicroVm().GetPorts(), Mounts: web.GetMicroVm().GetMounts()})
 	_, err = o.workloads.Apply(ctx, &capsulev1.WorkloadApplyRequest{Workload: other})
 	o.code("a workload with the same port and volume", err, codes.FailedPrecondition, "that of workload web")
+	listener, err := net.Listen("tcp", "127.0.0.1:0")
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer listener.Close()
+	_, listens, _ := net.SplitHostPort(listener.Addr().String())
+	_, api, _ := net.SplitHostPort(o.addr)
+	for p, words := range map[string]string{api: "the API of this machine", "53": "the names of workloads", listens: "listens on port"} {
+		_, err = o.workloads.Apply(ctx, &capsulev1.WorkloadApplyRequest{Workload: microVM("other", &capsulev1.MicroVMSpec{Ports: []*capsulev1.PortMapping{{ContainerPort: 80, HostPort: parsePort(t, p)}}})})
+		o.code("port "+p+" of the machine", err, codes.FailedPrecondition, words)
+	}
 	_, err = o.workloads.Apply(ctx, &capsulev1.WorkloadApplyRequest{Workload: microVM("other", &capsulev1.MicroVMSpec{Mounts: []*capsulev1.VolumeMount{{VolumeName: "none", MountPath: "/x"}}})})
 	o.code("a volume that is not there", err, codes.FailedPrecondition, `no volume "none"`)
 	_, err = o.workloads.Apply(ctx, &capsulev1.WorkloadApplyRequest{Workload: microVM("other", &capsulev1.MicroVMSpec{Backend: capsulev1.MicroVMBackend_MICRO_VM_BACKEND_FIRECRACKER})})
