@@ -60,6 +60,7 @@ func Run(cfg Config) error {
 	m.log = slog.New(slog.NewTextHandler(m.console, &slog.HandlerOptions{ReplaceAttr: withoutTime}))
 	orders := make(chan os.Signal, 8)
 	signal.Notify(orders, syscall.SIGTERM, syscall.SIGINT, syscall.SIGUSR1, syscall.SIGUSR2, syscall.SIGPWR)
+	wake := wakes() // before anybody can send one: it would end process 1
 	for _, entry := range []string{"PATH=/usr/sbin:/usr/bin", "HOME=/root", "TERM=linux", "SSL_CERT_FILE=/etc/ssl/certs/ca-certificates.crt"} {
 		name, value, _ := strings.Cut(entry, "=")
 		_ = os.Setenv(name, value)
@@ -69,7 +70,7 @@ func Run(cfg Config) error {
 	m.prepare(ctx)
 	children := newSupervisor(m.cfg.Children, m.reaper, m.log, logDir)
 	children.start(ctx)
-	go m.guard("uplink", func() error { m.uplink(ctx, wakes()); return nil })
+	go m.guard("uplink", func() error { m.uplink(ctx, wake); return nil })
 	if m.boot.Trial && m.cfg.TrialDeadline > 0 {
 		go m.guard("watch the trial", func() error { m.watchTrial(orders); return nil })
 	}

@@ -19,6 +19,8 @@ const (
 	DefaultWithin = 90 * time.Second
 	minWithin     = 10 * time.Second
 	maxWithin     = time.Hour
+
+	answerTime = time.Second // for the answer to whoever sets a configuration to arrive, before the old one goes
 )
 
 // Control changes the configuration. It is the only writer of trials and confirmed configurations. Safe for concurrent use.
@@ -52,7 +54,7 @@ func (c *Control) Get(context.Context) (*capsulev1.NetworkGetResponse, error) {
 		k.AskedSecondsAgo = max(int64(c.Age()/time.Second)-k.GetAskedSecondsAgo(), 0) // it was counted from the start of the machine
 	}
 	switch left := c.left(trial); {
-	case trial == nil || proto.Equal(trial.Config, confirmed):
+	case trial == nil || proto.Equal(trial.Config, confirmed): // a confirmation that was cut off, or the end of a trial
 	case left > 0:
 		out.Trial, out.TrialSecondsLeft = trial.Config, seconds(left)
 	default:
@@ -100,13 +102,22 @@ func (c *Control) Set(_ context.Context, config *capsulev1.NetworkConfig, within
 	case dry:
 		return &capsulev1.NetworkSetResponse{Trial: !same, SecondsLeft: seconds(within)}, nil
 	case same:
-		if err := c.Files.endTrial(); err != nil {
-			return nil, fmt.Errorf("end the trial of a configuration of the network: %w", err)
-		}
-		return &capsulev1.NetworkSetResponse{}, c.Wake()
+		within = answerTime // then what is confirmed holds
 	}
-	if err := c.Files.try(Trial{config, c.Age() + within}); err != nil {
+	old, err := c.Files.Trial()
+	if err != nil && !errdefs.Is(err, errdefs.DataLoss) {
+		return nil, err
+	}
+	now := c.Age()
+	holds, _ := Decide(confirmed, old, now)
+	if holds == nil { // what was confirmed is damaged
+		holds = &capsulev1.NetworkConfig{}
+	}
+	if err := c.Files.try(Trial{Config: config, Before: holds, Begin: now + answerTime, Deadline: now + within}); err != nil {
 		return nil, fmt.Errorf("store the configuration of the network: %w", err)
+	}
+	if same {
+		return &capsulev1.NetworkSetResponse{}, c.Wake()
 	}
 	return &capsulev1.NetworkSetResponse{Trial: true, SecondsLeft: seconds(within)}, c.Wake()
 }

@@ -38,9 +38,17 @@ func ListLinks() ([]*capsulev1.NetworkLink, error) {
 	var out []*capsulev1.NetworkLink
 	for _, l := range all {
 		a := l.Attrs()
-		out = append(out, &capsulev1.NetworkLink{Name: a.Name, Mac: a.HardwareAddr.String(), Up: a.Flags&net.FlagUp != 0, Carrier: a.RawFlags&unix.IFF_LOWER_UP != 0})
+		out = append(out, &capsulev1.NetworkLink{Name: a.Name, Mac: macOf(l).String(), Up: a.Flags&net.FlagUp != 0, Carrier: a.RawFlags&unix.IFF_LOWER_UP != 0})
 	}
 	return out, nil
+}
+
+// macOf returns the own hardware address of a link, which a member of a bond does not use.
+func macOf(l netlink.Link) net.HardwareAddr {
+	if a := l.Attrs().PermHWAddr; len(a) > 0 {
+		return a
+	}
+	return l.Attrs().HardwareAddr
 }
 
 // IsHardware reports whether a link is a device of the machine.
@@ -144,8 +152,7 @@ func (k *links) pick(name string) (netlink.Link, error) {
 	}
 	mac, bad := net.ParseMAC(name)
 	for _, l := range all {
-		// A member of a bond has the bond's address; its own is permanent.
-		if l.Attrs().Name == name || bad == nil && (l.Attrs().HardwareAddr.String() == mac.String() || l.Attrs().PermHWAddr.String() == mac.String()) {
+		if l.Attrs().Name == name || bad == nil && macOf(l).String() == mac.String() {
 			return l, nil
 		}
 	}

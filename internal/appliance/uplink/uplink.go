@@ -33,24 +33,31 @@ func (f Files) confirmed() string { return filepath.Join(f.Keep, "network.json")
 func (f Files) trial() string     { return filepath.Join(f.Boot, "trial.json") }
 func (f Files) state() string     { return filepath.Join(f.Boot, "state.json") }
 
-// Trial is a configuration that is tried until Deadline.
+// Trial is a configuration that is tried from Begin until Deadline. Both are times since the start of the kernel, which no clock changes.
 type Trial struct {
 	Config   *capsulev1.NetworkConfig
-	Deadline time.Duration // by the kernel's time since its start, which no clock changes
+	Before   *capsulev1.NetworkConfig // holds until Begin, so that whoever sets Config still gets the answer
+	Begin    time.Duration
+	Deadline time.Duration
 }
 
 // trialFile is the form of a Trial in its file.
 type trialFile struct {
 	Config   json.RawMessage `json:"config"`
+	Before   json.RawMessage `json:"before"`
+	Begin    int64           `json:"begin_boottime_ns"`
 	Deadline int64           `json:"deadline_boottime_ns"`
 }
 
 // Decide returns the configuration that holds at a time since the start of the machine, and how long for; 0 for ever.
 func Decide(confirmed *capsulev1.NetworkConfig, trial *Trial, now time.Duration) (*capsulev1.NetworkConfig, time.Duration) {
-	if trial != nil && now < trial.Deadline {
-		return trial.Config, trial.Deadline - now
+	switch {
+	case trial == nil || now >= trial.Deadline:
+		return confirmed, 0
+	case now < trial.Begin:
+		return trial.Before, trial.Begin - now
 	}
-	return confirmed, 0
+	return trial.Config, trial.Deadline - now
 }
 
 // Confirmed reads the configuration that was confirmed last; the default one if there is none. Errors: DataLoss.
@@ -79,14 +86,14 @@ func (f Files) Trial() (*Trial, error) {
 		return nil, err
 	}
 	var t trialFile
-	c := &capsulev1.NetworkConfig{}
+	c, before := &capsulev1.NetworkConfig{}, &capsulev1.NetworkConfig{}
 	if err = json.Unmarshal(data, &t); err == nil {
-		err = decode(t.Config, c)
+		err = errors.Join(decode(t.Config, c), decode(t.Before, before))
 	}
 	if err != nil {
 		return nil, errdefs.New(errdefs.DataLoss, "the trial of a configuration of the network is damaged: %w", err)
 	}
-	return &Trial{c, time.Duration(t.Deadline)}, nil
+	return &Trial{c, before, time.Duration(t.Begin), time.Duration(t.Deadline)}, nil
 }
 
 // State reads how things are; an empty state if nobody knows.
@@ -114,7 +121,11 @@ func (f Files) try(t Trial) error {
 	if err != nil {
 		return err
 	}
-	data, err := json.Marshal(trialFile{c, int64(t.Deadline)})
+	before, err := protojson.Marshal(t.Before)
+	if err != nil {
+		return err
+	}
+	data, err := json.Marshal(trialFile{c, before, int64(t.Begin), int64(t.Deadline)})
 	if err != nil {
 		return err
 	}

@@ -120,6 +120,7 @@ func (a *appliance) set(c *capsulev1.NetworkConfig, within time.Duration) {
 	if r, err := a.Set(a.t.Context(), c, within, false); err != nil || !r.GetTrial() || r.GetSecondsLeft() != uint32(max(within, DefaultWithin).Seconds()) && within == 0 {
 		a.t.Fatalf("set: %v, %v", r, err)
 	}
+	time.Sleep(answerTime)
 	synctest.Wait()
 }
 
@@ -133,15 +134,19 @@ func TestTrial(t *testing.T) {
 		if _, err := a.Confirm(t.Context(), netip.MustParseAddr("192.0.2.99")); !errdefs.IsFailedPrecondition(err) {
 			t.Errorf("confirm nothing: %v", err)
 		}
-		a.set(wrong, time.Minute)
+		if _, err := a.Set(t.Context(), wrong, time.Minute, false); err != nil {
+			t.Fatal(err)
+		}
+		a.uses("before the answer is there", first)
+		time.Sleep(answerTime)
 		a.uses("during the trial", wrong)
-		if g, err := a.Get(t.Context()); err != nil || !proto.Equal(g.GetTrial(), wrong) || g.GetTrialSecondsLeft() != 60 || !proto.Equal(g.GetConfirmed(), first) {
+		if g, err := a.Get(t.Context()); err != nil || !proto.Equal(g.GetTrial(), wrong) || g.GetTrialSecondsLeft() != 59 || !proto.Equal(g.GetConfirmed(), first) {
 			t.Errorf("get: %v, %v", g, err)
 		}
 		if _, err := a.Confirm(t.Context(), netip.MustParseAddr("172.20.0.1")); !errdefs.IsFailedPrecondition(err) || !strings.Contains(err.Error(), "no address of the uplink") {
 			t.Errorf("confirmed by another way: %v", err)
 		}
-		time.Sleep(59 * time.Second)
+		time.Sleep(58 * time.Second)
 		a.uses("just before the deadline", wrong)
 		time.Sleep(time.Second)
 		a.uses("after the deadline", first)
@@ -172,9 +177,11 @@ func TestTrial(t *testing.T) {
 		if r, err := a.Set(t.Context(), right, time.Minute, false); err != nil || r.GetTrial() {
 			t.Errorf("set what is confirmed: %v, %v", r, err)
 		}
+		a.uses("set back, before the answer is there", first)
+		time.Sleep(answerTime)
 		a.uses("set back", right)
 		off()
-		b := newAppliance(t, a.files)
+		b := newAppliance(t, Files{a.files.Keep, t.TempDir()})
 		defer b.boot()()
 		b.uses("after a restart of the machine", right)
 	})
