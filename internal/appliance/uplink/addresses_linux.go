@@ -38,8 +38,9 @@ func assign(l netlink.Link, g given, six capsulev1.IPv6Method) error {
 	if err := setIPv6(name, six); err != nil {
 		return err
 	}
-	// First: with an address, the kernel may remove others of the same subnet.
-	if err := flush(l, g.addresses); err != nil {
+	// First: with an address, the kernel may remove others of the same subnet. What routers advertise is the kernel's, which forgets it when
+	// the method changes.
+	if err := flush(l, g.addresses, six == capsulev1.IPv6Method_IPV6_METHOD_STATIC); err != nil {
 		return err
 	}
 	for _, p := range g.addresses {

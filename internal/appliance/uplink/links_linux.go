@@ -200,7 +200,7 @@ func (k *links) bond(b *capsulev1.NetworkBond) (netlink.Link, []string, error) {
 		if a.MasterIndex == old.Attrs().Index {
 			continue
 		}
-		if err := errors.Join(flush(l, nil), netlink.LinkSetDown(l), netlink.LinkSetMaster(l, old), netlink.LinkSetUp(l)); err != nil {
+		if err := errors.Join(flush(l, nil, true), netlink.LinkSetDown(l), netlink.LinkSetMaster(l, old), netlink.LinkSetUp(l)); err != nil {
 			return nil, nil, fmt.Errorf("put link %s into the bond: %w", a.Name, err)
 		}
 	}
@@ -210,7 +210,7 @@ func (k *links) bond(b *capsulev1.NetworkBond) (netlink.Link, []string, error) {
 // vlan makes the link called name for the tag of c.
 func (k *links) vlan(base netlink.Link, name string, c *capsulev1.NetworkConfig) (netlink.Link, error) {
 	// What is untagged there is not for us.
-	if err := errors.Join(flush(base, nil), setIPv6(base.Attrs().Name, capsulev1.IPv6Method_IPV6_METHOD_OFF)); err != nil {
+	if err := errors.Join(flush(base, nil, true), setIPv6(base.Attrs().Name, capsulev1.IPv6Method_IPV6_METHOD_OFF)); err != nil {
 		return nil, err
 	}
 	old, err := own(name)
@@ -296,7 +296,7 @@ func (k *links) retire(keep []string, top string) error {
 		if l.Attrs().MasterIndex != 0 {
 			errs = append(errs, netlink.LinkSetNoMaster(l))
 		}
-		errs = append(errs, flush(l, nil), netlink.LinkSetDown(l))
+		errs = append(errs, flush(l, nil, true), netlink.LinkSetDown(l))
 		delete(k.used, name)
 	}
 	if err := errors.Join(errs...); err != nil {
@@ -321,17 +321,21 @@ func (k *links) setMTU(l netlink.Link, c *capsulev1.NetworkConfig) error {
 	return nil
 }
 
-// flush removes all addresses of a link, except link-local ones of IPv6 and those to keep.
-func flush(l netlink.Link, keep []netip.Prefix) error {
-	all, err := netlink.AddrList(l, netlink.FAMILY_ALL)
+// flush removes the IPv4 addresses of a link, and those of IPv6 if six, except link-local ones of IPv6 and those to keep.
+func flush(l netlink.Link, keep []netip.Prefix, six bool) error {
+	family := netlink.FAMILY_V4
+	if six {
+		family = netlink.FAMILY_ALL
+	}
+	all, err := netlink.AddrList(l, family)
 	if err != nil {
 		return fmt.Errorf("list the addresses of %s: %w", l.Attrs().Name, err)
 	}
 	var errs []error
 	for _, a := range all {
 		p, ok := prefix(a.IPNet)
-		if !ok || p.Addr().Is6() && (p.Addr().IsLinkLocalUnicast() || a.Flags&unix.IFA_F_PERMANENT == 0) || slices.Contains(keep, p) {
-			continue // what routers advertised goes with the kernel's own rules
+		if !ok || p.Addr().Is6() && p.Addr().IsLinkLocalUnicast() || slices.Contains(keep, p) {
+			continue
 		}
 		errs = append(errs, netlink.AddrDel(l, &a))
 	}

@@ -335,3 +335,67 @@ func TestVLAN(t *testing.T) {
 	wants(t, "the old tag", "uplink.7", "no link")
 	wants(t, "the link", "eth0", "")
 }
+
+// advertise sends one advertisement of a router with a prefix that is valid for ever.
+func advertise(t *testing.T, ns string) {
+	t.Helper()
+	netns.Do(t, ns, func() error {
+		l, err := net.InterfaceByName("far")
+		if err != nil {
+			return err
+		}
+		m := []byte{134, 0, 0, 0, 64, 0, 7, 8, 0, 0, 0, 0, 0, 0, 0, 0, 3, 4, 64, 0xc0, 255, 255, 255, 255, 255, 255, 255, 255, 0, 0, 0, 0, 0x20, 1, 0x0d, 0xb8, 0, 7, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0}
+		fd, err := unix.Socket(unix.AF_INET6, unix.SOCK_RAW|unix.SOCK_CLOEXEC, unix.IPPROTO_ICMPV6)
+		if err != nil {
+			return err
+		}
+		defer unix.Close(fd)
+		if err := unix.SetsockoptInt(fd, unix.IPPROTO_IPV6, unix.IPV6_MULTICAST_HOPS, 255); err != nil {
+			return err
+		}
+		err = unix.Sendto(fd, m, 0, &unix.SockaddrInet6{Addr: netip.MustParseAddr("ff02::1").As16(), ZoneId: uint32(l.Index)})
+		if errors.Is(err, unix.EADDRNOTAVAIL) { // the router's own address is not usable yet; the next one is sent
+			return nil
+		}
+		return err
+	})
+}
+
+// What routers advertise stays as long as the method is SLAAC, beside a static IPv4 address, and goes with it.
+func TestSLAAC(t *testing.T) {
+	ns := cable(t, "eth0")
+	h := host(t)
+	c := fixedAt("192.0.2.7/24", "192.0.2.1")
+	ctx, cancel := context.WithCancel(t.Context())
+	defer cancel()
+	ended := make(chan error, 1)
+	told := make(chan *capsulev1.NetworkState, 100)
+	go func() { ended <- h.Use(ctx, c, func(s *capsulev1.NetworkState) { told <- s }) }()
+	limit := time.After(time.Minute)
+	for found := false; !found; {
+		select {
+		case s := <-told:
+			found = slices.ContainsFunc(s.GetAddresses(), func(a string) bool { return strings.HasPrefix(a, "2001:db8:7:") })
+		case <-time.After(300 * time.Millisecond):
+			advertise(t, ns)
+		case <-limit:
+			t.Fatalf("the machine makes no address of what a router advertises: %s", has(t, "eth0"))
+		}
+	}
+	l, err := netlink.LinkByName("eth0")
+	if err != nil {
+		t.Fatal(err)
+	}
+	if err := assign(l, fixed(c), c.GetIpv6().GetMethod()); err != nil { // as it does every few seconds
+		t.Fatal(err)
+	}
+	if got := has(t, "eth0"); !strings.Contains(got, "2001:db8:7:") || !strings.Contains(got, "192.0.2.7/24") {
+		t.Errorf("it has %q", got)
+	}
+	cancel()
+	<-ended
+	c.Ipv6 = &capsulev1.NetworkIPv6{Method: capsulev1.IPv6Method_IPV6_METHOD_STATIC, Address: "2001:db8::7/64"}
+	_, off := using(t, h, c)
+	defer off()
+	wants(t, "without SLAAC", "eth0", "192.0.2.7/24 2001:db8::7/64 via 192.0.2.1")
+}
