@@ -37,7 +37,7 @@ var layers = []layer{
 	{"L5 guest agent", 5, []string{"internal/guestagent/"}, []string{"github.com/cenkalti/backoff", "google.golang.org/", "golang.org/x/", "github.com/creack/pty", "github.com/vishvananda/"}},
 	{"L5 registry", 5, []string{"internal/registry/"}, []string{"github.com/klauspost/compress", "github.com/prometheus", "github.com/minio/", "github.com/opencontainers/", "golang.org/x/"}},
 	{"L5 cri", 5, []string{"internal/cri/"}, []string{"github.com/cenkalti/backoff", "google.golang.org/", "golang.org/x/", "k8s.io/apimachinery/pkg/api/resource", "k8s.io/cri-api/", "k8s.io/cri-streaming/", "k8s.io/utils/exec"}},
-	{"L5 appliance", 5, []string{"internal/appliance/"}, []string{"github.com/cenkalti/backoff", "github.com/google/uuid", "github.com/insomniacslk/dhcp", "github.com/vishvananda/netlink", "google.golang.org/", "golang.org/x/"}},
+	{"L5 appliance", 5, []string{"internal/appliance/"}, []string{"github.com/beevik/ntp", "github.com/cenkalti/backoff", "github.com/google/uuid", "github.com/insomniacslk/dhcp", "github.com/vishvananda/netlink", "google.golang.org/", "golang.org/x/"}},
 	{"L5 kube", 5, []string{"internal/kube/"}, []string{"kubevirt.io/api/", "kubevirt.io/containerized-data-importer-api/", "k8s.io/", "google.golang.org/grpc", "github.com/kubernetes-csi/external-snapshotter/", "sigs.k8s.io/", "github.com/virtual-kubelet/", "github.com/gorilla/mux", "github.com/prometheus", "golang.org/x/", "go.opentelemetry.io/", "gopkg.in/evanphx/json-patch.v4"}},
 
 	{"L4 engine", 4, []string{"internal/engine/"}, []string{"github.com/cenkalti/backoff/"}},
@@ -51,7 +51,7 @@ var layers = []layer{
 	{"L3 image", 3, []string{"internal/image/"}, []string{"github.com/cenkalti/backoff", "sigs.k8s.io/yaml", "github.com/google/go-containerregistry", "github.com/klauspost/compress", "github.com/therootcompany/xz", "golang.org/x/"}},
 	{"L3 snapshot", 3, []string{"internal/snapshot/"}, []string{"github.com/google/go-containerregistry", "github.com/klauspost/compress", "golang.org/x/"}},
 	{"L3 volume", 3, []string{"internal/volume/"}, []string{"golang.org/x/"}},
-	{"L3 network", 3, []string{"internal/network/"}, []string{"github.com/vishvananda/", "github.com/google/nftables", "github.com/insomniacslk/dhcp", "github.com/containernetworking/cni", "golang.org/x/", "github.com/mdlayher/"}},
+	{"L3 network", 3, []string{"internal/network/"}, []string{"github.com/vishvananda/", "github.com/google/nftables", "github.com/insomniacslk/dhcp", "github.com/containernetworking/cni", "github.com/miekg/dns", "golang.org/x/", "github.com/mdlayher/"}},
 	{"L3 guest", 3, []string{"internal/guest/agent/"}, []string{"google.golang.org/", "golang.org/x/"}},
 	{"L3 qemu-guest-agent", 3, []string{"internal/guest/qga/"}, []string{"github.com/cenkalti/backoff"}},
 	{"L3 container log", 3, []string{"internal/container/logfile/"}, []string{"github.com/fsnotify/fsnotify", "golang.org/x/sys/"}},
@@ -90,7 +90,7 @@ var exceptions = map[string]bool{}
 var rooms = map[string][]string{
 	"internal/image":      {".", "compress", "disk", "oci", "seed", "translate", "fetch", "distribution", "pull", "local"},
 	"internal/engine":     {"serial", "proclog", "coredisk", "firmware", "process", "pool", "session", "."},
-	"internal/appliance":  {"bootctl", "bundle", "disk", "pid1", "statecopy", "update", "identity", "install", "workload", "desired", "reconcile", "microvm", "containers", "machine", "."},
+	"internal/appliance":  {"bootctl", "bundle", "disk", "clock", "uplink", "pid1", "statecopy", "update", "identity", "install", "workload", "desired", "reconcile", "microvm", "containers", "machine", "."},
 	"internal/container":  {".", "logfile", "containerd/shimlog", "containerd"},
 	"internal/capsulectl": {"manifest", "config", "tree", "."},
 	"internal/cri":        {"relay", "convert", "crilog", "image", "pod", "."},

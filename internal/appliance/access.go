@@ -3,7 +3,9 @@ package appliance
 import (
 	"cmp"
 	"context"
+	"strconv"
 	"strings"
+	"time"
 
 	"google.golang.org/grpc"
 	"google.golang.org/grpc/metadata"
@@ -12,6 +14,7 @@ import (
 
 	capsulev1 "cocoonstack.io/cocoon/api/capsule/v1"
 	"cocoonstack.io/cocoon/internal/appliance/identity"
+	"cocoonstack.io/cocoon/internal/capsulewire"
 	"cocoonstack.io/cocoon/internal/errdefs"
 	"cocoonstack.io/cocoon/internal/grpcerr"
 )
@@ -57,6 +60,10 @@ var methods = map[string]access{
 	capsulev1.VolumeService_Create_FullMethodName: {capsulev1.Role_ROLE_OPERATE, true},
 	capsulev1.VolumeService_Delete_FullMethodName: {capsulev1.Role_ROLE_OPERATE, true},
 	capsulev1.VolumeService_Resize_FullMethodName: {capsulev1.Role_ROLE_OPERATE, true},
+
+	capsulev1.NetworkService_Get_FullMethodName:     {capsulev1.Role_ROLE_VIEW, false},
+	capsulev1.NetworkService_Set_FullMethodName:     {capsulev1.Role_ROLE_ADMIN, true},
+	capsulev1.NetworkService_Confirm_FullMethodName: {capsulev1.Role_ROLE_ADMIN, true},
 
 	capsulev1.ImageService_List_FullMethodName: {capsulev1.Role_ROLE_VIEW, false},
 	capsulev1.ImageService_Push_FullMethodName: {capsulev1.Role_ROLE_OPERATE, true},
@@ -115,11 +122,18 @@ func bearer(values []string) string {
 	return strings.TrimSpace(token)
 }
 
+// timeTrailer tells a client whose clock differs from ours what time it is here.
+func timeTrailer() metadata.MD {
+	return metadata.Pairs(capsulewire.TimeHeader, strconv.FormatInt(time.Now().Unix(), 10))
+}
+
 func (d *Door) unary(ctx context.Context, req any, info *grpc.UnaryServerInfo, handle grpc.UnaryHandler) (any, error) {
 	ctx, err := d.admit(ctx, info.FullMethod)
 	var resp any
 	if err == nil {
 		resp, err = handle(ctx, req)
+	} else if errdefs.Is(err, errdefs.Unauthenticated) {
+		_ = grpc.SetTrailer(ctx, timeTrailer()) // only a help
 	}
 	return resp, d.answer(ctx, info.FullMethod, objectOf(req), err)
 }
@@ -129,6 +143,8 @@ func (d *Door) stream(srv any, ss grpc.ServerStream, info *grpc.StreamServerInfo
 	s := &admitted{ServerStream: ss, ctx: ctx}
 	if err == nil {
 		err = handle(srv, s)
+	} else if errdefs.Is(err, errdefs.Unauthenticated) {
+		ss.SetTrailer(timeTrailer())
 	}
 	return d.answer(ctx, info.FullMethod, s.object, err)
 }

@@ -21,6 +21,7 @@ import (
 	"cocoonstack.io/cocoon/internal/appliance/identity"
 	"cocoonstack.io/cocoon/internal/appliance/reconcile"
 	"cocoonstack.io/cocoon/internal/journal"
+	"cocoonstack.io/cocoon/internal/vm"
 )
 
 // DefaultPort is the documented port of the API.
@@ -48,6 +49,8 @@ type Deps struct {
 	Volumes   Volumes
 	Images    []ImageStore // of containers and of VMs
 	System    System
+	Uplink    Uplink                                           // nil: the machine's network is not ours
+	Listens   func(ctx context.Context, p vm.PortMapping) bool // whether a program of the machine listens on a port
 	Log       *slog.Logger
 }
 
@@ -124,5 +127,6 @@ func (d *Door) server() *grpc.Server {
 	capsulev1.RegisterWorkloadServiceServer(s, &workloads{door: d})
 	capsulev1.RegisterVolumeServiceServer(s, &volumes{door: d})
 	capsulev1.RegisterImageServiceServer(s, &images{door: d})
+	capsulev1.RegisterNetworkServiceServer(s, &uplinks{door: d})
 	return s
 }

@@ -11,6 +11,7 @@ import (
 	capsulev1 "cocoonstack.io/cocoon/api/capsule/v1"
 	"cocoonstack.io/cocoon/internal/appliance/workload"
 	"cocoonstack.io/cocoon/internal/errdefs"
+	"cocoonstack.io/cocoon/internal/vm"
 )
 
 // workloads implements WorkloadService.
@@ -59,7 +60,10 @@ func (s *workloads) Apply(ctx context.Context, req *capsulev1.WorkloadApplyReque
 		if w.GetDesiredState() == capsulev1.DesiredState_DESIRED_STATE_STOPPED {
 			return nil
 		}
-		return workload.Conflicts(w, others, s.door.reserved())
+		if err := workload.Conflicts(w, others, s.door.reserved()); err != nil {
+			return err
+		}
+		return s.door.taken(ctx, w)
 	})
 	if err != nil {
 		return nil, err
@@ -67,9 +71,24 @@ func (s *workloads) Apply(ctx context.Context, req *capsulev1.WorkloadApplyReque
 	return &capsulev1.WorkloadApplyResponse{Workload: shown(ctx, a.Row.Workload), Action: a.Action, Changes: a.Changes}, nil
 }
 
-// reserved are the ports of the machine that no workload can have.
+// reserved are the ports of the machine that no workload can have, whether or not somebody listens there now.
 func (d *Door) reserved() map[string]string {
-	return map[string]string{port(d.cfg.Listen) + "/tcp": "the API of this machine"}
+	return map[string]string{
+		port(d.cfg.Listen) + "/tcp": "the API of this machine",
+		"53/tcp":                    "the names of workloads", "53/udp": "the names of workloads", // a workload there would get the questions of all others
+		"67/udp": "DHCP of workloads", "68/udp": "DHCP of this machine", "5353/udp": "the announcement of this machine",
+	}
+}
+
+// taken returns FailedPrecondition if a program of the machine listens on a port of w. What the ports of workloads lead to does not listen.
+func (d *Door) taken(ctx context.Context, w *capsulev1.Workload) error {
+	for _, p := range workload.PartsOf(w).GetPorts() {
+		m := vm.PortMapping{Protocol: vm.Protocol(workload.Protocol(p)), HostPort: uint16(p.GetHostPort())} //nolint:gosec // validated
+		if d.deps.Listens(ctx, m) {
+			return errdefs.Preconditionf("workload %s: a program of this machine, or a workload with networkMode HOST, listens on port %d/%s; choose another port", w.GetName(), p.GetHostPort(), m.Protocol)
+		}
+	}
+	return nil
 }
 
 // volumesExist returns FailedPrecondition if a volume of w does not exist, except for those that are coming.
@@ -164,6 +183,9 @@ func (s *workloads) run(ctx context.Context, name string, anew bool) error {
 		return err
 	}
 	if err := workload.Conflicts(r.Workload, s.door.deps.Desired.List(), s.door.reserved()); err != nil {
+		return err
+	}
+	if err := s.door.taken(ctx, r.Workload); err != nil {
 		return err
 	}
 	return s.want(ctx, name, capsulev1.DesiredState_DESIRED_STATE_RUNNING, anew || r.Runs() && r.Done == r.Hash())

@@ -114,7 +114,7 @@ verb is for the machine that --capsule names, or CAPSULE_HOST, or the current co
 		commands  []*cobra.Command
 	}{
 		{"run", "Workloads:", []*cobra.Command{a.applyCommand(), a.workloadCommand(), a.copyCommand(), a.volumeCommand(), a.imageCommand()}},
-		{"machine", "The machine:", []*cobra.Command{a.capsuleCommand(), a.discoverCommand(), a.installCommand()}},
+		{"machine", "The machine:", []*cobra.Command{a.capsuleCommand(), a.networkCommand(), a.discoverCommand(), a.installCommand()}},
 		{"who", "Operators:", []*cobra.Command{a.adoptCommand(), a.whoamiCommand(), a.keyCommand(), a.contextCommand()}},
 	} {
 		root.AddGroup(&cobra.Group{ID: g.id, Title: g.title})

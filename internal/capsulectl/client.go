@@ -1,6 +1,7 @@
 package capsulectl
 
 import (
+	"cmp"
 	"context"
 	"errors"
 	"fmt"
@@ -15,6 +16,7 @@ import (
 	"google.golang.org/grpc/codes"
 	"google.golang.org/grpc/credentials"
 	"google.golang.org/grpc/keepalive"
+	"google.golang.org/grpc/metadata"
 	"google.golang.org/grpc/status"
 
 	capsulev1 "cocoonstack.io/cocoon/api/capsule/v1"
@@ -44,6 +46,8 @@ type client struct {
 
 	unreached atomic.Pointer[error] // why the last attempt to connect failed
 	stranger  atomic.Pointer[error] // why the last certificate was refused
+
+	clock clock
 }
 
 func (c *client) capsule() capsulev1.CapsuleServiceClient {
@@ -65,11 +69,20 @@ func (c *client) volumes() capsulev1.VolumeServiceClient {
 func (c *client) images() capsulev1.ImageServiceClient {
 	return capsulev1.NewImageServiceClient(c.conn)
 }
+
+func (c *client) network() capsulev1.NetworkServiceClient {
+	return capsulev1.NewNetworkServiceClient(c.conn)
+}
+
 func (c *client) close() { _ = c.conn.Close() }
 
 // dial makes a client for the machine at addr with this certificate. It connects with the first call.
 func dial(name, addr, fingerprint string, more ...grpc.DialOption) (*client, error) {
-	c := &client{name: name, addr: addr}
+	return (&client{name: name, addr: addr}).dial(fingerprint, more...)
+}
+
+func (c *client) dial(fingerprint string, more ...grpc.DialOption) (*client, error) {
+	addr := c.addr
 	conn, err := grpc.NewClient("passthrough:///"+addr, append([]grpc.DialOption{
 		grpc.WithTransportCredentials(&pinned{credentials.NewTLS(capsulewire.PinnedTLS(fingerprint)), c}),
 		grpc.WithContextDialer(c.connect), grpc.WithUnaryInterceptor(c.unary), grpc.WithStreamInterceptor(c.stream),
@@ -120,12 +133,20 @@ func (p *pinned) Clone() credentials.TransportCredentials {
 func (c *client) unary(ctx context.Context, method string, req, reply any, conn *grpc.ClientConn, invoke grpc.UnaryInvoker, o ...grpc.CallOption) error {
 	ctx, cancel := context.WithTimeout(ctx, callTime)
 	defer cancel()
-	return c.fault(invoke(ctx, method, req, reply, conn, o...))
+	var trailer metadata.MD
+	err := invoke(ctx, method, req, reply, conn, append(o, grpc.Trailer(&trailer))...)
+	if c.clock.learn(err, trailer) {
+		err = invoke(ctx, method, req, reply, conn, o...)
+	}
+	return c.fault(err)
 }
 
 func (c *client) stream(
 	ctx context.Context, desc *grpc.StreamDesc, conn *grpc.ClientConn, method string, open grpc.Streamer, o ...grpc.CallOption,
 ) (grpc.ClientStream, error) {
+	if !c.clock.known.Load() { // a stream cannot be begun again when its token was refused
+		_, _ = c.identity().WhoAmI(ctx, &capsulev1.WhoAmIRequest{}) // if it fails, so does the stream
+	}
 	s, err := open(ctx, desc, conn, method, o...)
 	if err != nil {
 		return nil, c.fault(err)
@@ -172,7 +193,10 @@ func (c *client) fault(err error) error {
 }
 
 // open makes a client for the context that --capsule means.
-func (a *app) open() (*client, error) {
+func (a *app) open() (*client, error) { return a.openAt("") }
+
+// openAt is open for a machine that is at another address than its context says; "": at that.
+func (a *app) openAt(addr string) (*client, error) {
 	dir, err := a.configDir()
 	if err != nil {
 		return nil, err
@@ -192,7 +216,8 @@ func (a *app) open() (*client, error) {
 	if err != nil {
 		return nil, fmt.Errorf("the context %s: %w", name, err)
 	}
-	return dial(name, x.Addr, x.TLSFingerprint, grpc.WithPerRPCCredentials(capsulewire.Credentials(key, x.CapsuleID)))
+	c := &client{name: name, addr: cmp.Or(addr, x.Addr)}
+	return c.dial(x.TLSFingerprint, grpc.WithPerRPCCredentials(capsulewire.CredentialsAt(key, x.CapsuleID, c.clock.now)))
 }
 
 // calling makes a command of fn, which runs with a connection to the machine.

@@ -63,6 +63,8 @@ type machine struct {
 	disks     []*capsulev1.InstallDisk  // of an installer of ours
 	open      bool                      // the installer asks for no code
 	grown     uint64
+	ahead     time.Duration // of its clock
+	network   networkServer
 }
 
 type (
@@ -106,6 +108,7 @@ func newMachine(t testing.TB) *machine {
 		grpc.Creds(credentials.NewTLS(&tls.Config{MinVersion: tls.VersionTLS13, Certificates: []tls.Certificate{{Certificate: [][]byte{der}, PrivateKey: private}}})),
 		grpc.UnaryInterceptor(func(ctx context.Context, req any, i *grpc.UnaryServerInfo, h grpc.UnaryHandler) (any, error) {
 			if err := m.admit(ctx, i.FullMethod); err != nil {
+				_ = grpc.SetTrailer(ctx, m.time())
 				return nil, grpcerr.ToStatus(err)
 			}
 			answer, err := h(ctx, req)
@@ -113,6 +116,7 @@ func newMachine(t testing.TB) *machine {
 		}),
 		grpc.StreamInterceptor(func(srv any, s grpc.ServerStream, i *grpc.StreamServerInfo, h grpc.StreamHandler) error {
 			if err := m.admit(s.Context(), i.FullMethod); err != nil {
+				s.SetTrailer(m.time())
 				return grpcerr.ToStatus(err)
 			}
 			return grpcerr.ToStatus(h(srv, s))
@@ -124,10 +128,18 @@ func newMachine(t testing.TB) *machine {
 	capsulev1.RegisterWorkloadServiceServer(s, &workloadServer{machine: m})
 	capsulev1.RegisterVolumeServiceServer(s, &volumeServer{machine: m})
 	capsulev1.RegisterImageServiceServer(s, &imageServer{machine: m})
+	capsulev1.RegisterNetworkServiceServer(s, &m.network)
 	done := make(chan struct{})
 	go func() { defer close(done); _ = s.Serve(l) }()
 	t.Cleanup(func() { s.Stop(); <-done })
 	return m
+}
+
+// time is what a machine says when it refuses a token.
+func (m *machine) time() metadata.MD {
+	m.mu.Lock()
+	defer m.mu.Unlock()
+	return metadata.Pairs(capsulewire.TimeHeader, strconv.FormatInt(time.Now().Add(m.ahead).Unix(), 10))
 }
 
 func (m *machine) admit(ctx context.Context, method string) error {
@@ -141,7 +153,7 @@ func (m *machine) admit(ctx context.Context, method string) error {
 	}
 	m.mu.Lock()
 	defer m.mu.Unlock()
-	c, err := capsulewire.Verify(token, capsuleID, time.Now(), func(kid string) (ed25519.PublicKey, bool) { k, ok := m.public[kid]; return k, ok })
+	c, err := capsulewire.Verify(token, capsuleID, time.Now().Add(m.ahead), func(kid string) (ed25519.PublicKey, bool) { k, ok := m.public[kid]; return k, ok })
 	switch {
 	case err != nil:
 		return err

@@ -181,6 +181,12 @@ func do(t *testing.T, program string, args ...string) {
 // firmware starts a disk as a machine does: firmware, loader, slot. It may restart, or ends then. forwards are ports of this machine that lead to it.
 func firmware(t *testing.T, disk string, restarts bool, forwards ...string) (*machine, *exec.Cmd) {
 	t.Helper()
+	return firmwareWith(t, disk, restarts, forwards)
+}
+
+// firmwareWith is firmware with options of QEMU.
+func firmwareWith(t *testing.T, disk string, restarts bool, forwards []string, options ...string) (*machine, *exec.Cmd) {
+	t.Helper()
 	const dir = "/usr/share/OVMF"
 	if _, err := os.Stat(dir + "/OVMF_CODE_4M.fd"); err != nil {
 		need.Missing(t, "UEFI firmware is needed: install ovmf")
@@ -191,10 +197,10 @@ func firmware(t *testing.T, disk string, restarts bool, forwards ...string) (*ma
 	if restarts {
 		action = "reset"
 	}
-	return startAt(
-		t, forwards, "-action", "reboot="+action, "-drive", "if=pflash,format=raw,unit=0,readonly=on,file="+dir+"/OVMF_CODE_4M.fd", "-drive", "if=pflash,format=raw,unit=1,file="+vars,
-		"-drive", "if=none,id=d0,format=raw,file="+disk, "-device", "virtio-blk-pci,drive=d0,bootindex=0",
-	)
+	return startAt(t, forwards, append([]string{
+		"-action", "reboot=" + action, "-drive", "if=pflash,format=raw,unit=0,readonly=on,file=" + dir + "/OVMF_CODE_4M.fd", "-drive", "if=pflash,format=raw,unit=1,file=" + vars,
+		"-drive", "if=none,id=d0,format=raw,file=" + disk, "-device", "virtio-blk-pci,drive=d0,bootindex=0",
+	}, options...)...)
 }
 
 // Lines of the initramfs' script by which tests change it.

@@ -81,6 +81,9 @@ func (a *applianceDoor) open(ctx context.Context, docs *sqlite.Documents) (*appl
 		return nil, err
 	}
 	a.workloads.set(store)
+	if a.nets.bridge != nil {
+		a.nets.bridge.SetZone(workloadNames{store})
+	}
 	drivers := map[capsulev1.WorkloadKind]reconcile.Driver{
 		capsulev1.WorkloadKind_WORKLOAD_KIND_MICRO_VM: microvm.New(a.engine, a.engine, filepath.Join(a.cfg.StateDir, "logs"), a.log),
 	}
@@ -111,7 +114,7 @@ func (a *applianceDoor) open(ctx context.Context, docs *sqlite.Documents) (*appl
 		Documents: docs, Identity: who, Desired: store, Log: a.log,
 		Workloads: reconcile.New(reconcile.Config{Desired: store, Drivers: drivers, Boot: boot, Now: time.Now, Log: a.log}),
 		Volumes:   a.engine.Volumes(), Images: images,
-		System: system,
+		System: system, Uplink: a.uplink(), Listens: a.listens,
 	})
 }
 

@@ -132,6 +132,16 @@ func TestApplianceContainers(t *testing.T) {
 		t.Errorf("from the VM: %q, %d", out, code)
 	}
 
+	// Each finds the other by its name.
+	for _, name := range []string{"web", "web.capsule.internal"} {
+		if out, code := o.exec("vm", "", "sh", "-c", "wget -q -O - http://"+name+":8080/ | head -c 1 | wc -c"); code != 0 || strings.TrimSpace(out) != "1" {
+			t.Errorf("from the VM, %s: %q, %d", name, out, code)
+		}
+	}
+	if out, code := o.exec("web", "", "nslookup", "vm.capsule.internal"); code != 0 || !strings.Contains(out, o.get("vm").GetStatus().GetAddress()) {
+		t.Errorf("from the container: %q, %d", out, code)
+	}
+
 	// The daemon dies: the container goes on. containerd dies: so it does.
 	pid, _ := o.exec("web", "", "sh", "-c", "cat /proc/1/stat | cut -d' ' -f22")
 	n.crash()
@@ -142,6 +152,9 @@ func TestApplianceContainers(t *testing.T) {
 		_, err := o.images.List(ctx, &capsulev1.ImageListRequest{})
 		return err == nil
 	})
+	if out, code := o.exec("web", "", "nslookup", "vm.capsule.internal"); code != 0 || !strings.Contains(out, o.get("vm").GetStatus().GetAddress()) {
+		t.Errorf("from the container, after the daemon died: %q, %d", out, code)
+	}
 	if now, _ := o.exec("web", "", "sh", "-c", "cat /proc/1/stat | cut -d' ' -f22"); now != pid {
 		t.Errorf("the main process began at %q, and was there since %q", now, pid)
 	}

@@ -4,6 +4,7 @@ package cocoond_test
 
 import (
 	"crypto/ed25519"
+	"net"
 	"strings"
 	"testing"
 
@@ -53,6 +54,17 @@ func TestVMAppliance(t *testing.T) {
 	other := microVM("other", &capsulev1.MicroVMSpec{Ports: web.GetMicroVm().GetPorts(), Mounts: web.GetMicroVm().GetMounts()})
 	_, err = o.workloads.Apply(ctx, &capsulev1.WorkloadApplyRequest{Workload: other})
 	o.code("a workload with the same port and volume", err, codes.FailedPrecondition, "that of workload web")
+	listener, err := net.Listen("tcp", "127.0.0.1:0")
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer listener.Close()
+	_, listens, _ := net.SplitHostPort(listener.Addr().String())
+	_, api, _ := net.SplitHostPort(o.addr)
+	for p, words := range map[string]string{api: "the API of this machine", "53": "the names of workloads", listens: "listens on port"} {
+		_, err = o.workloads.Apply(ctx, &capsulev1.WorkloadApplyRequest{Workload: microVM("other", &capsulev1.MicroVMSpec{Ports: []*capsulev1.PortMapping{{ContainerPort: 80, HostPort: parsePort(t, p)}}})})
+		o.code("port "+p+" of the machine", err, codes.FailedPrecondition, words)
+	}
 	_, err = o.workloads.Apply(ctx, &capsulev1.WorkloadApplyRequest{Workload: microVM("other", &capsulev1.MicroVMSpec{Mounts: []*capsulev1.VolumeMount{{VolumeName: "none", MountPath: "/x"}}})})
 	o.code("a volume that is not there", err, codes.FailedPrecondition, `no volume "none"`)
 	_, err = o.workloads.Apply(ctx, &capsulev1.WorkloadApplyRequest{Workload: microVM("other", &capsulev1.MicroVMSpec{Backend: capsulev1.MicroVMBackend_MICRO_VM_BACKEND_FIRECRACKER})})
@@ -96,6 +108,17 @@ func TestVMAppliance(t *testing.T) {
 		t.Errorf("after the death of the daemon the VM is process %d, and was %d", now.PID, pid)
 	}
 
+	// It finds itself by its name, and nobody who has stopped.
+	if out, code := o.exec("web", "", "nslookup", "web.capsule.internal"); code != 0 || !strings.Contains(out, st.GetAddress()) {
+		t.Errorf("its own name: %q, %d", out, code)
+	}
+	if out, code := o.exec("web", "", "nslookup", "other.capsule.internal"); code == 0 {
+		t.Errorf("a name that nobody has: %q", out)
+	}
+	if out, _ := o.exec("web", "", "cat", "/etc/resolv.conf"); !strings.Contains(out, "search capsule.internal") || strings.Count(out, "nameserver") != 1 {
+		t.Errorf("resolv.conf %q", out)
+	}
+
 	// Its program ends: it starts again, and its log goes on. The volume stays.
 	n.endIn("web", "", "kill $(pidof server)")
 	o.until("web", "has started again", func(s *capsulev1.WorkloadStatus) bool { return s.GetRestartCount() == 1 && s.GetReady() })
@@ -121,6 +144,9 @@ func TestVMAppliance(t *testing.T) {
 	o.ready("other")
 	if out, code := o.exec("other", "", "cat", "/data/runs"); code != 0 || out != "x\nx\n" {
 		t.Errorf("the volume has %q, %d", out, code)
+	}
+	if out, code := o.exec("other", "", "nslookup", "web.capsule.internal"); code == 0 {
+		t.Errorf("the name of a workload that has stopped: %q", out)
 	}
 	_, err = o.workloads.Start(ctx, &capsulev1.WorkloadStartRequest{Name: "web"})
 	o.code("start what conflicts", err, codes.FailedPrecondition, "workload other")

@@ -11,6 +11,7 @@ import (
 	"cocoonstack.io/cocoon/internal/app/assets"
 	"cocoonstack.io/cocoon/internal/app/kubeletnode"
 	"cocoonstack.io/cocoon/internal/app/vkcocoon"
+	"cocoonstack.io/cocoon/internal/appliance/workload"
 	"cocoonstack.io/cocoon/internal/errdefs"
 	"cocoonstack.io/cocoon/internal/hostdir"
 	"cocoonstack.io/cocoon/internal/hypervisor/fake"
@@ -339,8 +340,13 @@ func (c *Config) bridge() bridge.Config {
 	if len(dns) == 0 {
 		dns = nil // the host's resolvers
 	}
+	domain := ""
+	if c.Appliance.Listen != "" && !n.Adopt {
+		domain = workload.Domain
+	}
 	return bridge.Config{
-		Name: n.Name, Instance: n.Instance, Bridge: n.Bridge, NetNS: n.NetNS, Subnet: n.Subnet, Gateway: n.Gateway, Subnet6: n.Subnet6, IPv6Mode: n.IPv6Mode, DNS: dns,
+		Domain: domain,
+		Name:   n.Name, Instance: n.Instance, Bridge: n.Bridge, NetNS: n.NetNS, Subnet: n.Subnet, Gateway: n.Gateway, Subnet6: n.Subnet6, IPv6Mode: n.IPv6Mode, DNS: dns,
 		Search: n.Search, Routes: n.Routes, MTU: n.MTU,
 		Adopt: n.Adopt, NAT: yes(n.NAT) && (!n.Adopt || n.NAT != nil), MasqueradeLink: n.MasqueradeLink, Isolation: n.Isolation,
 		Closed: n.Closed, Open: n.Open, Switched: n.Switched, Services: n.Services, Peers: n.Peers,

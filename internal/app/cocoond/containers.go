@@ -57,7 +57,7 @@ func (d *daemon) containerDriver(store *desired.Store, volumes containers.Volume
 	deps := containers.Deps{
 		Runtime: runtime, Namespaces: netns.Folder(filepath.Join(d.cfg.RunDir, "netns")),
 		Volumes: volumes, Mounts: mounts{mounter, filepath.Join(d.cfg.RunDir, "mounted")},
-		Searches: hostnet.Searches, HostFiles: hostFiles, Dir: filepath.Join(d.cfg.StateDir, "nics"), Log: log,
+		Searches: searches, HostFiles: hostFiles, Dir: filepath.Join(d.cfg.StateDir, "nics"), Log: log,
 		Known: store.Names,
 	}
 	if d.nets.bridge != nil { // not a nil pointer in an interface
@@ -65,6 +65,9 @@ func (d *daemon) containerDriver(store *desired.Store, volumes containers.Volume
 	}
 	return containers.New(deps), runtime, nil
 }
+
+// searches are the domains in which containers complete names: that of workloads, and those of the machine.
+func searches() []string { return append([]string{workload.Domain}, hostnet.Searches()...) }
 
 // endContainers returns a function that ends the containers of the appliance, for good if the machine ends, and otherwise until cocoond
 // starts again. It does nothing without an appliance.

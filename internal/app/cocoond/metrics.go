@@ -145,12 +145,14 @@ type networkCollector struct{ net *bridge.Network }
 var (
 	dhcpMessages = prometheus.NewDesc("cocoon_dhcp_messages_total",
 		"DHCP messages of guests by what was done about them, and by family (ipv4, ipv6); declined means that another machine has a guest's address.", []string{"result", "family"}, nil)
+	dnsQuestions = prometheus.NewDesc("cocoon_dns_questions_total",
+		"DNS questions of guests to this host, by what became of them: own (about names of workloads), forwarded, failed, refused.", []string{"result"}, nil)
 	networkAddresses = prometheus.NewDesc("cocoon_network_addresses", "Addresses of the bridge network that VMs can have, and how many are leased.", []string{"state"}, nil)
 	damagedLeases    = prometheus.NewDesc("cocoon_network_lease_files_damaged_total", "Lease files of the bridge network that were damaged and set aside; the leases were made anew.", nil, nil)
 )
 
 func (networkCollector) Describe(out chan<- *prometheus.Desc) {
-	describe(out, dhcpMessages, networkAddresses, damagedLeases)
+	describe(out, dhcpMessages, dnsQuestions, networkAddresses, damagedLeases)
 }
 
 func (c networkCollector) Collect(out chan<- prometheus.Metric) {
@@ -158,6 +160,9 @@ func (c networkCollector) Collect(out chan<- prometheus.Metric) {
 		for result, n := range messages {
 			out <- prometheus.MustNewConstMetric(dhcpMessages, prometheus.CounterValue, float64(n), result, family)
 		}
+	}
+	for result, n := range c.net.Questions() {
+		out <- prometheus.MustNewConstMetric(dnsQuestions, prometheus.CounterValue, float64(n), result)
 	}
 	out <- prometheus.MustNewConstMetric(damagedLeases, prometheus.CounterValue, float64(c.net.DamagedLeases()))
 	leased, total := c.net.Addresses()

@@ -92,6 +92,25 @@ func (s *Store) List() []workload.Row {
 	return s.list()
 }
 
+// Address returns the address of a workload on the bridge while it runs; "" if there is none.
+func (s *Store) Address(name string) string {
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	return s.rows[name].Workload.GetStatus().GetAddress()
+}
+
+// At returns the name of the workload that runs at an address of the bridge; "" if there is none.
+func (s *Store) At(address string) string {
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	for name, r := range s.rows {
+		if address != "" && r.Workload.GetStatus().GetAddress() == address {
+			return name
+		}
+	}
+	return ""
+}
+
 // Names returns the names of all workloads, also of those whose records are damaged.
 func (s *Store) Names() []string {
 	s.mu.Lock()

@@ -5,6 +5,7 @@ import (
 	"context"
 	"errors"
 	"fmt"
+	"net"
 	"os"
 	"os/exec"
 	"path/filepath"
@@ -15,6 +16,7 @@ import (
 	"golang.org/x/sys/unix"
 
 	"cocoonstack.io/cocoon/internal/appliance/disk"
+	"cocoonstack.io/cocoon/internal/appliance/uplink"
 )
 
 // mountKernel mounts what the kernel offers. What is mounted already is no error.
@@ -109,8 +111,8 @@ func (m *machine) mountBoot() error {
 // name gives the machine the name in the file hostname of dir, or one made of its first link's address.
 func (m *machine) name(dir string) error {
 	name := "capsule"
-	if link, err := firstLink(); err == nil {
-		if mac := link.Attrs().HardwareAddr; len(mac) == 6 {
+	if links, err := uplink.ListLinks(); err == nil && len(links) > 0 {
+		if mac, err := net.ParseMAC(links[0].GetMac()); err == nil && len(mac) == 6 {
 			name = fmt.Sprintf("capsule-%x", []byte(mac[3:]))
 		}
 	}

@@ -75,6 +75,7 @@ func Run(cfg Config) error {
 	m.log = slog.New(slog.NewTextHandler(m.console, &slog.HandlerOptions{ReplaceAttr: withoutTime}))
 	orders := make(chan os.Signal, 8)
 	signal.Notify(orders, syscall.SIGTERM, syscall.SIGINT, syscall.SIGUSR1, syscall.SIGUSR2, syscall.SIGPWR)
+	wake := wakes() // before anybody can send one: it would end process 1
 	for _, entry := range []string{"PATH=/usr/sbin:/usr/bin", "HOME=/root", "TERM=linux", "SSL_CERT_FILE=/etc/ssl/certs/ca-certificates.crt"} {
 		name, value, _ := strings.Cut(entry, "=")
 		_ = os.Setenv(name, value)
@@ -91,7 +92,7 @@ func Run(cfg Config) error {
 	go m.guard("listen to the daemon", func() error { return m.life.listen(notifySocket) })
 	m.life.begin(m.children.firstBeat())
 	m.children.start(ctx)
-	go m.guard("uplink", func() error { m.uplink(ctx); return nil })
+	go m.guard("uplink", func() error { m.uplink(ctx, wake); return nil })
 	if m.boot.Trial && m.cfg.TrialDeadline > 0 {
 		go m.guard("watch the trial", func() error { m.watchTrial(orders); return nil })
 	}
@@ -106,6 +107,21 @@ func Run(cfg Config) error {
 		m.log.Error("the machine goes on: the kernel did not end it")
 		m.children.start(ctx)
 	}
+}
+
+// wakes returns a channel that gets a value for each SIGHUP, as long as somebody takes them.
+func wakes() <-chan struct{} {
+	hups, out := make(chan os.Signal, 1), make(chan struct{}, 1)
+	signal.Notify(hups, syscall.SIGHUP)
+	go func() {
+		for range hups {
+			select {
+			case out <- struct{}{}:
+			default:
+			}
+		}
+	}()
+	return out
 }
 
 // prepare takes the steps before the daemon starts. None of them waits for a network.
@@ -189,16 +205,21 @@ func (m *machine) readCommandLine() error {
 
 // watchTrial restarts the machine if, at the deadline, the system is still on trial. The clock is the kernel's since its start: no clock that somebody sets.
 func (m *machine) watchTrial(orders chan<- os.Signal) {
-	var up unix.Timespec
-	if err := unix.ClockGettime(unix.CLOCK_BOOTTIME, &up); err != nil {
-		m.log.Error("failed", "op", "read the clock", "err", err)
-	}
-	<-time.After(m.cfg.TrialDeadline - time.Duration(up.Nano()))
+	<-time.After(m.cfg.TrialDeadline - age())
 	if !m.onTrial() {
 		return
 	}
 	m.log.Error("nobody confirmed the update in time: restarting")
 	orders <- syscall.SIGTERM
+}
+
+// age returns the time since the kernel started, by its own clock. Without one it is none.
+func age() time.Duration {
+	var up unix.Timespec
+	if err := unix.ClockGettime(unix.CLOCK_BOOTTIME, &up); err != nil {
+		return 0
+	}
+	return time.Duration(up.Nano())
 }
 
 // end ends the machine: SIGUSR1 halts, SIGUSR2 switches off, each other one restarts. These are busybox' words. It returns if that is impossible.

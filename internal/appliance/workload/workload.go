@@ -20,6 +20,9 @@ import (
 	"cocoonstack.io/cocoon/internal/errdefs"
 )
 
+// Domain is that of the names of workloads on the bridge: NAME.capsule.internal. Top-level domain internal is nobody's in the world.
+const Domain = "capsule.internal"
+
 // Row is one workload, as it is stored.
 type Row struct {
 	// Workload has the spec, the desired state, the generation and the last status.

@@ -13,6 +13,7 @@ import (
 	"strings"
 
 	"go.yaml.in/yaml/v3"
+	"google.golang.org/protobuf/proto"
 
 	capsulev1 "cocoonstack.io/cocoon/api/capsule/v1"
 	"cocoonstack.io/cocoon/internal/errdefs"
@@ -116,6 +117,37 @@ func decode(dec *yaml.Decoder, doc *yaml.Node) (err error) {
 		}
 	}()
 	return dec.Decode(doc)
+}
+
+// Message reads one document into m, whose fields it has; without one, m stays empty. The error is InvalidArgument and has a line for
+// each problem.
+func Message(data []byte, m proto.Message) error {
+	if len(data) > MaxSize {
+		return errdefs.Invalidf("a document has at most %s", textui.FormatSize(MaxSize))
+	}
+	dec := yaml.NewDecoder(bytes.NewReader(data))
+	var doc, more yaml.Node
+	if err := decode(dec, &doc); errors.Is(err, io.EOF) {
+		return nil
+	} else if err != nil {
+		return errdefs.New(errdefs.InvalidArgument, "the document is not YAML: %w", err)
+	}
+	if err := decode(dec, &more); !errors.Is(err, io.EOF) {
+		return errdefs.Invalidf("there must be one document, and nothing after it")
+	}
+	if len(doc.Content) == 0 || doc.Content[0].Tag == "!!null" {
+		return nil
+	}
+	r := &reader{}
+	if n := r.resolve(doc.Content[0]); n == nil || n.Kind != yaml.MappingNode {
+		r.problem(orZero(n), "document", "it is no mapping of fields")
+	} else {
+		r.message("", m.ProtoReflect(), r.fields(n, ""))
+	}
+	if len(r.problems) > 0 {
+		return errdefs.Invalidf("%s", strings.Join(r.problems, "\n"))
+	}
+	return nil
 }
 
 // reader collects the problems of all documents.

@@ -209,6 +209,24 @@ func TestVolumeSize(t *testing.T) {
 	}
 }
 
+// The configurations of the network in examples are read as they are meant.
+func TestNetworkExamples(t *testing.T) {
+	files, err := filepath.Glob("../../../examples/appliance/network/*.yaml")
+	if err != nil || len(files) < 2 {
+		t.Fatalf("%v, %v", files, err)
+	}
+	for _, name := range files {
+		data, err := os.ReadFile(name)
+		if err != nil {
+			t.Fatal(err)
+		}
+		c := &capsulev1.NetworkConfig{}
+		if err := Message(data, c); err != nil || c.GetIpv4().GetMethod() == capsulev1.IPv4Method_IPV4_METHOD_UNSPECIFIED || c.GetLink() == "" && len(c.GetBond().GetLinks()) != 2 {
+			t.Errorf("%s: %v, %v", name, c, err)
+		}
+	}
+}
+
 // Any text is refused with its problems, or read; and what was read is read again from what the API makes of it.
 func FuzzParse(f *testing.F) {
 	f.Add([]byte(documented))

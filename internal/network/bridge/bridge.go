@@ -25,6 +25,7 @@ import (
 	"cocoonstack.io/cocoon/internal/network/dhcp"
 	"cocoonstack.io/cocoon/internal/network/host"
 	"cocoonstack.io/cocoon/internal/network/ipam"
+	"cocoonstack.io/cocoon/internal/network/resolver"
 )
 
 // leaseTime is the lease time that guests get. Leases end with their VM, so it only sets how often guests renew.
@@ -43,6 +44,9 @@ type Network struct {
 	inside *inside
 
 	answers, answers6 tally // counts of DHCPv4 and DHCPv6 messages
+
+	zone      atomic.Pointer[resolver.Zone] // nil: not known yet
+	questions tally                         // counts of DNS questions
 
 	damaged atomic.Uint64 // number of lease files set aside
 

@@ -47,6 +47,10 @@ type Config struct {
 	Routes  []Route  // routes of guests in addition to the default one
 	MTU     int      // bytes; 0: the MTU of the link with the default route
 
+	// Domain makes the host the name server of guests: it answers for names in this domain by the zone of SetZone, and asks DNS, or the
+	// host's resolvers, for all others. "": it does not.
+	Domain string
+
 	IPv6Mode string // IPv6SLAAC (the default) or IPv6Stateful
 
 	// Adopt uses an existing bridge, with its address, subnet and MTU, and changes none of them. The rules apply only to taps;
@@ -116,6 +120,9 @@ func (c Config) withDefaults() (Config, error) {
 	if c.Adopt && (len(c.Services) > 0 || len(c.Peers) > 0) {
 		return c, errdefs.Invalidf("network %s: services and peers are for a bridge of Cocoon's own; omit them, or adopt", c.Name)
 	}
+	if c.Adopt && c.Domain != "" {
+		return c, errdefs.Invalidf("network %s: the host answers no names on an adopted bridge, where others may; omit the domain, or adopt", c.Name)
+	}
 	if c.Adopt && (c.Subnet != SubnetAuto || c.Gateway != "" || c.Isolation) {
 		return c, errdefs.Invalidf("network %s: an adopted bridge has its own subnet and gateway and cannot be isolated; omit subnet, gateway and isolation", c.Name)
 	}
@@ -140,9 +147,12 @@ func (c Config) withDefaults() (Config, error) {
 	if _, err := network.NewClosed(c.Closed, c.Open); err != nil {
 		return c, fmt.Errorf("network %s: %w", c.Name, err)
 	}
-	dns, err := c.nameServers(prefix6.IsValid())
+	dns, err := c.nameServers(prefix6.IsValid() || c.Domain != "")
 	if err != nil {
 		return c, err
+	}
+	if c.Domain != "" {
+		c.Search = append([]string{c.Domain}, c.Search...)
 	}
 	for _, d := range c.Search {
 		if len(d) > 253 || !domainRE.MatchString(d) {

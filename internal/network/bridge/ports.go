@@ -5,8 +5,6 @@ import (
 	"encoding/binary"
 	"errors"
 	"fmt"
-	"io"
-	"net"
 	"net/netip"
 	"slices"
 	"sync"
@@ -17,6 +15,7 @@ import (
 	"golang.org/x/sys/unix"
 
 	"cocoonstack.io/cocoon/internal/errdefs"
+	"cocoonstack.io/cocoon/internal/network/host"
 	"cocoonstack.io/cocoon/internal/vm"
 )
 
@@ -85,7 +84,7 @@ func (p *ports) forward(ctx context.Context, guest netip.Addr, want []vm.PortMap
 	var mine []openPort
 	for _, w := range want {
 		o := openPort{w, guest}
-		if !slices.Contains(own, o) && served(ctx, w) {
+		if !slices.Contains(own, o) && host.Listens(ctx, w) {
 			return errdefs.Preconditionf("a program of the host listens on port %s; choose another port", w)
 		}
 		mine = append(mine, o)
@@ -112,25 +111,6 @@ func (p *ports) forget(some []openPort) error {
 				f.reply.src == o.guest && f.reply.sport == o.GuestPort
 		})
 	})
-}
-
-// served reports whether a program of the host listens on a port, which would then get no more connections.
-func served(ctx context.Context, p vm.PortMapping) bool {
-	at := net.JoinHostPort(p.HostIP, fmt.Sprint(p.HostPort))
-	var l io.Closer
-	var err error
-	switch p.Protocol {
-	case vm.TCP:
-		l, err = (&net.ListenConfig{}).Listen(ctx, "tcp4", at)
-	case vm.UDP:
-		l, err = (&net.ListenConfig{}).ListenPacket(ctx, "udp4", at)
-	default:
-		return false
-	}
-	if err == nil {
-		err = l.Close()
-	}
-	return errors.Is(err, unix.EADDRINUSE)
 }
 
 // close closes the ports of a guest. Idempotent. The caller makes the kernel forget the connections of the guest.

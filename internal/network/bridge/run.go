@@ -4,6 +4,7 @@ import (
 	"context"
 	"errors"
 	"fmt"
+	"maps"
 	"net"
 	"net/netip"
 	"strings"
@@ -55,6 +56,9 @@ func (n *Network) Run(ctx context.Context) error {
 			}, n.log)
 			return nil
 		})
+	}
+	if n.cfg.Domain != "" {
+		g.Go(func() error { n.resolve(gctx, lv); return nil })
 	}
 	n.keepFile(gctx, lv.pool)
 	if err := errors.Join(g.Wait(), n.file.Sync(lv.pool)); err != nil {
@@ -160,7 +164,7 @@ func (r reservations) Lookup(mac net.HardwareAddr) (dhcp.Reservation, bool) {
 }
 
 func (r reservations) Answered(a dhcp.Answer) {
-	r.n.answers.add(a.Kind)
+	r.n.answers.add(string(a.Kind))
 	if a.Kind == dhcp.Ack && r.pool.Renew(a.MAC.String(), time.Now()) {
 		r.n.markDirty()
 	}
@@ -187,31 +191,27 @@ func (r reservations6) Lookup(mac net.HardwareAddr) (dhcp.Reservation, bool) {
 	return dhcp.Reservation{IP: radv.Address(r.lv.prefix6, mac)}, ok
 }
 
-func (r reservations6) Answered(a dhcp.Answer) { r.n.answers6.add(a.Kind) }
+func (r reservations6) Answered(a dhcp.Answer) { r.n.answers6.add(string(a.Kind)) }
 
-// tally counts DHCP messages by the kind of answer.
+// tally counts messages by the kind of answer.
 type tally struct {
 	mu     sync.Mutex
-	byKind map[dhcp.Kind]uint64
+	byKind map[string]uint64
 }
 
-func (t *tally) add(k dhcp.Kind) {
+func (t *tally) add(kind string) {
 	t.mu.Lock()
 	defer t.mu.Unlock()
 	if t.byKind == nil {
-		t.byKind = map[dhcp.Kind]uint64{}
+		t.byKind = map[string]uint64{}
 	}
-	t.byKind[k]++
+	t.byKind[kind]++
 }
 
 func (t *tally) counts() map[string]uint64 {
 	t.mu.Lock()
 	defer t.mu.Unlock()
-	out := map[string]uint64{}
-	for k, v := range t.byKind {
-		out[string(k)] = v
-	}
-	return out
+	return maps.Clone(t.byKind)
 }
 
 // DHCPMessages returns how many DHCP messages guests have sent since the daemon started, by kind of answer.

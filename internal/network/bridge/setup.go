@@ -171,6 +171,10 @@ func (n *Network) settle(at place, leases []ipam.Lease, taps []tap) (*live, erro
 		nat: n.cfg.NAT, natLink: n.cfg.MasqueradeLink, guard: !n.cfg.Unguarded, adopt: n.cfg.Adopt,
 		meeting: n.cfg.meeting(), services: services, peers: n.cfg.Peers,
 	}
+	if n.cfg.Domain != "" {
+		lv.dns = []netip.Addr{gateway}
+		lv.rules.dns = lv.dns
+	}
 	if old := n.live; old != nil && old.prefix == prefix && old.gateway == gateway {
 		lv.pool = old.pool // Run uses this pool
 	} else {

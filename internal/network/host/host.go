@@ -227,15 +227,28 @@ func Resolvers() []netip.Addr {
 	return nil
 }
 
+// NameServers returns the name servers that this host itself asks, at most three, of both families and also on its loopback.
+func NameServers() []netip.Addr {
+	b, err := os.ReadFile("/etc/resolv.conf")
+	if err != nil {
+		return nil
+	}
+	return nameServers(string(b), func(a netip.Addr) bool { return !a.IsUnspecified() })
+}
+
 // parseResolvConf returns the IPv4 name servers that are not on loopback, at most the three that resolvers use.
 func parseResolvConf(s string) []netip.Addr {
+	return nameServers(s, func(a netip.Addr) bool { return a.Is4() && !a.IsLoopback() && !a.IsUnspecified() })
+}
+
+func nameServers(s string, useful func(netip.Addr) bool) []netip.Addr {
 	var out []netip.Addr
 	for sc := bufio.NewScanner(strings.NewReader(s)); sc.Scan() && len(out) < 3; {
 		f := strings.Fields(sc.Text())
 		if len(f) < 2 || f[0] != "nameserver" {
 			continue
 		}
-		if a, err := netip.ParseAddr(f[1]); err == nil && a.Is4() && !a.IsLoopback() && !a.IsUnspecified() {
+		if a, err := netip.ParseAddr(f[1]); err == nil && useful(a) {
 			out = append(out, a)
 		}
 	}
