@@ -57,6 +57,14 @@ var methods = map[string]access{
 	capsulev1.VolumeService_Delete_FullMethodName: {capsulev1.Role_ROLE_OPERATE, true},
 	capsulev1.VolumeService_Resize_FullMethodName: {capsulev1.Role_ROLE_OPERATE, true},
 
+	capsulev1.VolumeService_SnapshotList_FullMethodName:   {capsulev1.Role_ROLE_VIEW, false},
+	capsulev1.VolumeService_Snapshot_FullMethodName:       {capsulev1.Role_ROLE_OPERATE, true},
+	capsulev1.VolumeService_SnapshotDelete_FullMethodName: {capsulev1.Role_ROLE_OPERATE, true},
+	capsulev1.VolumeService_Clone_FullMethodName:          {capsulev1.Role_ROLE_OPERATE, true},
+	capsulev1.VolumeService_Rollback_FullMethodName:       {capsulev1.Role_ROLE_OPERATE, true},
+	capsulev1.VolumeService_Export_FullMethodName:         {capsulev1.Role_ROLE_OPERATE, true},
+	capsulev1.VolumeService_Import_FullMethodName:         {capsulev1.Role_ROLE_OPERATE, true},
+
 	capsulev1.ImageService_List_FullMethodName: {capsulev1.Role_ROLE_VIEW, false},
 	capsulev1.ImageService_Push_FullMethodName: {capsulev1.Role_ROLE_OPERATE, true},
 }
@@ -157,6 +165,8 @@ func objectOf(m any) string {
 	case *capsulev1.WorkloadExecClientMessage:
 		return m.GetConfig().GetName()
 	case *capsulev1.WorkloadCopyToRequest:
+		return m.GetMetadata().GetName()
+	case *capsulev1.VolumeImportRequest:
 		return m.GetMetadata().GetName()
 	case *capsulev1.KeyRemoveRequest:
 		return m.GetKid()

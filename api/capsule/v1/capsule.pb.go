@@ -92,6 +92,7 @@ type GetInfoResponse struct {
 	CapsuleId            string                 `protobuf:"bytes,100,opt,name=capsule_id,json=capsuleId,proto3" json:"capsule_id,omitempty"`                                    // UUID; the audience of tokens
 	TlsFingerprintSha256 string                 `protobuf:"bytes,101,opt,name=tls_fingerprint_sha256,json=tlsFingerprintSha256,proto3" json:"tls_fingerprint_sha256,omitempty"` // of the server's certificate, lower-case hexadecimal
 	RolledBackBecause    string                 `protobuf:"bytes,102,opt,name=rolled_back_because,json=rolledBackBecause,proto3" json:"rolled_back_because,omitempty"`          // why the last update was rolled back; "": it was not
+	VolumesFault         string                 `protobuf:"bytes,110,opt,name=volumes_fault,json=volumesFault,proto3" json:"volumes_fault,omitempty"`                           // why no volume can be made or grown, such as a pool that is too full; "": they can
 	unknownFields        protoimpl.UnknownFields
 	sizeCache            protoimpl.SizeCache
 }
@@ -297,6 +298,13 @@ func (x *GetInfoResponse) GetTlsFingerprintSha256() string {
 func (x *GetInfoResponse) GetRolledBackBecause() string {
 	if x != nil {
 		return x.RolledBackBecause
+	}
+	return ""
+}
+
+func (x *GetInfoResponse) GetVolumesFault() string {
+	if x != nil {
+		return x.VolumesFault
 	}
 	return ""
 }
@@ -765,7 +773,7 @@ const file_capsule_v1_capsule_proto_rawDesc = "" +
 	"\n" +
 	"\x18capsule/v1/capsule.proto\x12\n" +
 	"capsule.v1\"\x10\n" +
-	"\x0eGetInfoRequest\"\xeb\a\n" +
+	"\x0eGetInfoRequest\"\x90\b\n" +
 	"\x0fGetInfoResponse\x12\x1a\n" +
 	"\bhostname\x18\x01 \x01(\tR\bhostname\x12\x19\n" +
 	"\bshort_id\x18\x16 \x01(\tR\ashortId\x12%\n" +
@@ -794,7 +802,8 @@ const file_capsule_v1_capsule_proto_rawDesc = "" +
 	"\n" +
 	"capsule_id\x18d \x01(\tR\tcapsuleId\x124\n" +
 	"\x16tls_fingerprint_sha256\x18e \x01(\tR\x14tlsFingerprintSha256\x12.\n" +
-	"\x13rolled_back_because\x18f \x01(\tR\x11rolledBackBecause\"K\n" +
+	"\x13rolled_back_because\x18f \x01(\tR\x11rolledBackBecause\x12#\n" +
+	"\rvolumes_fault\x18n \x01(\tR\fvolumesFault\"K\n" +
 	"\x12CapsuleLogsRequest\x12\x16\n" +
 	"\x06follow\x18\x01 \x01(\bR\x06follow\x12\x1d\n" +
 	"\n" +

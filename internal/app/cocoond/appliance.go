@@ -95,7 +95,7 @@ func (a *applianceDoor) open(ctx context.Context, docs *sqlite.Documents) (*appl
 	}, appliance.Deps{
 		Documents: docs, Identity: who, Desired: store, Log: a.log,
 		Workloads: reconcile.New(reconcile.Config{Desired: store, Drivers: drivers, Boot: boot, Now: time.Now, Log: a.log}),
-		Volumes:   a.engine.Volumes(), Images: images,
+		Volumes:   applianceVolumes{a.engine.Volumes()}, Images: images,
 		System: system,
 	})
 }
