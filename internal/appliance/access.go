@@ -67,6 +67,10 @@ var methods = map[string]access{
 
 	capsulev1.ImageService_List_FullMethodName: {capsulev1.Role_ROLE_VIEW, false},
 	capsulev1.ImageService_Push_FullMethodName: {capsulev1.Role_ROLE_OPERATE, true},
+
+	capsulev1.ImageService_RegistryList_FullMethodName:   {capsulev1.Role_ROLE_VIEW, false},
+	capsulev1.ImageService_RegistryLogin_FullMethodName:  {capsulev1.Role_ROLE_ADMIN, true},
+	capsulev1.ImageService_RegistryLogout_FullMethodName: {capsulev1.Role_ROLE_ADMIN, true},
 }
 
 // admit returns the context of a call that may be made, with its caller.
@@ -172,6 +176,8 @@ func objectOf(m any) string {
 		return m.GetKid()
 	case interface{ GetName() string }:
 		return m.GetName()
+	case interface{ GetRegistry() string }:
+		return m.GetRegistry()
 	}
 	return ""
 }

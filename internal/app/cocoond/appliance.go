@@ -12,6 +12,7 @@ import (
 	"cocoonstack.io/cocoon/internal/appliance"
 	"cocoonstack.io/cocoon/internal/appliance/desired"
 	"cocoonstack.io/cocoon/internal/appliance/identity"
+	"cocoonstack.io/cocoon/internal/appliance/logins"
 	"cocoonstack.io/cocoon/internal/appliance/machine"
 	"cocoonstack.io/cocoon/internal/appliance/microvm"
 	"cocoonstack.io/cocoon/internal/appliance/reconcile"
@@ -25,6 +26,8 @@ import (
 const (
 	applianceState = "state.db"
 	applianceReset = "RESET_AUTH"
+
+	applianceLogins = "registries.json" // ours
 )
 
 // applianceDoor is the door of an appliance. It opens the state when it runs.
@@ -73,12 +76,13 @@ func (a *applianceDoor) open(ctx context.Context, docs *sqlite.Documents) (*appl
 	if err != nil {
 		return nil, err
 	}
+	known := logins.Open(filepath.Join(a.cfg.StateDir, applianceLogins))
 	drivers := map[capsulev1.WorkloadKind]reconcile.Driver{
-		capsulev1.WorkloadKind_WORKLOAD_KIND_MICRO_VM: microvm.New(a.engine, a.engine, filepath.Join(a.cfg.StateDir, "logs"), a.log),
+		capsulev1.WorkloadKind_WORKLOAD_KIND_MICRO_VM: microvm.New(a.engine, a.engine, known.Find, filepath.Join(a.cfg.StateDir, "logs"), a.log),
 	}
 	images := []appliance.ImageStore{vmImages{a.images}}
 	if a.cfg.Appliance.Containerd != "" {
-		d, runtime, err := a.containers(ctx, store)
+		d, runtime, err := a.containers(ctx, store, known)
 		if err != nil {
 			return nil, err
 		}
@@ -95,7 +99,7 @@ func (a *applianceDoor) open(ctx context.Context, docs *sqlite.Documents) (*appl
 	}, appliance.Deps{
 		Documents: docs, Identity: who, Desired: store, Log: a.log,
 		Workloads: reconcile.New(reconcile.Config{Desired: store, Drivers: drivers, Boot: boot, Now: time.Now, Log: a.log}),
-		Volumes:   applianceVolumes{a.engine.Volumes()}, Images: images,
+		Volumes:   applianceVolumes{a.engine.Volumes()}, Images: images, Logins: known,
 		System: system,
 	})
 }

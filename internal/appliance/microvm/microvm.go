@@ -47,14 +47,15 @@ type Images interface {
 type Driver struct {
 	engine Engine
 	images Images
+	auth   func(image string) []image.RegistryAuth
 	logs   logs
 }
 
 var _ reconcile.Driver = (*Driver)(nil)
 
-// New returns a driver that keeps logs below dir.
-func New(e Engine, i Images, dir string, log *slog.Logger) *Driver {
-	return &Driver{engine: e, images: i, logs: logs{dir: dir, log: log}}
+// New returns a driver that keeps logs below dir. auth returns the credentials for an image.
+func New(e Engine, i Images, auth func(image string) []image.RegistryAuth, dir string, log *slog.Logger) *Driver {
+	return &Driver{engine: e, images: i, auth: auth, logs: logs{dir: dir, log: log}}
 }
 
 // Spec returns the VM of w. Errors: InvalidArgument, Unsupported.
@@ -99,7 +100,8 @@ func (d *Driver) Check(_ context.Context, w *capsulev1.Workload) error {
 
 // Prepare implements reconcile.Driver.
 func (d *Driver) Prepare(ctx context.Context, w *capsulev1.Workload) error {
-	_, err := d.images.Pull(ctx, image.PullRequest{Name: w.GetMicroVm().GetImage(), Policy: image.PullIfNotPresent}, nil)
+	name := w.GetMicroVm().GetImage()
+	_, err := d.images.Pull(ctx, image.PullRequest{Name: name, Policy: image.PullIfNotPresent, Auth: d.auth(name)}, nil)
 	return err
 }
 
