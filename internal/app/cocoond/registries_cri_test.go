@@ -68,7 +68,9 @@ func TestApplianceRegistries(t *testing.T) {
 		if _, err := o.workloads.Restart(ctx, &capsulev1.WorkloadRestartRequest{Name: w}); err != nil {
 			t.Fatal(err)
 		}
-		o.until(w, "runs", func(s *capsulev1.WorkloadStatus) bool { return s.GetPhase() == capsulev1.WorkloadPhase_WORKLOAD_PHASE_RUNNING })
+		o.until(w, "runs", func(s *capsulev1.WorkloadStatus) bool {
+			return s.GetPhase() == capsulev1.WorkloadPhase_WORKLOAD_PHASE_RUNNING
+		})
 	}
 	n.crash()
 	list, err := o.images.RegistryList(ctx, &capsulev1.RegistryListRequest{})
