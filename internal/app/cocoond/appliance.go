@@ -3,6 +3,7 @@ package cocoond
 import (
 	"context"
 	"fmt"
+	"io"
 	"log/slog"
 	"os"
 	"path/filepath"
@@ -27,7 +28,8 @@ const (
 	applianceState = "state.db"
 	applianceReset = "RESET_AUTH"
 
-	applianceLogins = "registries.json" // ours
+	applianceLogins = "registries.json" // ours, as those below
+	applianceUsed   = "tokens.used"
 )
 
 // applianceDoor is the door of an appliance. It opens the state when it runs.
@@ -36,6 +38,16 @@ type applianceDoor struct {
 	engine *served
 	images catalog.Images
 	log    *slog.Logger
+
+	opened []io.Closer // what the door uses until it ends
+}
+
+// close closes what the door has used.
+func (a *applianceDoor) close() {
+	for _, c := range a.opened {
+		logFailure(a.log, "the door of the appliance was not closed cleanly", c.Close())
+	}
+	a.opened = nil
 }
 
 // Run implements door. A machine whose state cannot be read stays up and says so.
@@ -46,8 +58,11 @@ func (a *applianceDoor) Run(ctx context.Context) error {
 		defer func() { logFailure(a.log, "state of the appliance not closed cleanly", docs.Close()) }()
 		var d *appliance.Door
 		if d, err = a.open(ctx, docs); err == nil {
-			return d.Run(ctx)
+			err = d.Run(ctx)
+			a.close()
+			return err
 		}
+		a.close()
 	}
 	a.workloads.set(nil)
 	if errdefs.Is(err, errdefs.DataLoss) {
@@ -58,11 +73,12 @@ func (a *applianceDoor) Run(ctx context.Context) error {
 
 func (a *applianceDoor) open(ctx context.Context, docs *sqlite.Documents) (*appliance.Door, error) {
 	who, err := identity.Open(ctx, identity.Config{
-		Documents: docs, Reset: filepath.Join(a.cfg.StateDir, applianceReset), Age: age(), Now: time.Now, Log: a.log,
+		Documents: docs, Reset: filepath.Join(a.cfg.StateDir, applianceReset), Used: filepath.Join(a.cfg.StateDir, applianceUsed), Age: age(), Now: time.Now, Log: a.log,
 	})
 	if err != nil {
 		return nil, err
 	}
+	a.opened = append(a.opened, who)
 	store, err := desired.Open(ctx, docs, time.Now, a.log)
 	if err != nil {
 		return nil, err
@@ -78,7 +94,10 @@ func (a *applianceDoor) open(ctx context.Context, docs *sqlite.Documents) (*appl
 	}
 	known := logins.Open(filepath.Join(a.cfg.StateDir, applianceLogins))
 	drivers := map[capsulev1.WorkloadKind]reconcile.Driver{
-		capsulev1.WorkloadKind_WORKLOAD_KIND_MICRO_VM: microvm.New(a.engine, a.engine, known.Find, filepath.Join(a.cfg.StateDir, "logs"), a.log),
+		capsulev1.WorkloadKind_WORKLOAD_KIND_MICRO_VM: microvm.New(microvm.Deps{
+			Engine: a.engine, Images: a.engine, Files: ownKernels{filepath.Join(a.cfg.StateDir, "files"), a.images}, Auth: known.Find,
+			Logs: filepath.Join(a.cfg.StateDir, "logs"), Log: a.log,
+		}),
 	}
 	images := []appliance.ImageStore{vmImages{a.images}}
 	if a.cfg.Appliance.Containerd != "" {
@@ -86,6 +105,7 @@ func (a *applianceDoor) open(ctx context.Context, docs *sqlite.Documents) (*appl
 		if err != nil {
 			return nil, err
 		}
+		a.opened = append(a.opened, runtime)
 		drivers[capsulev1.WorkloadKind_WORKLOAD_KIND_CONTAINER] = d
 		images = append(images, containerImages{runtime})
 	}
