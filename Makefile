@@ -228,6 +228,11 @@ bench-os: os-image ## the numbers of docs/os.md: power on to an answer, memory, 
 replay: os-installer ## each write to the boot partition of Cocoon OS, and of its installation, cut off, and what is left started; minutes
 	@go test -vet=off -ldflags '-s -w' -tags replay -count=1 -v -timeout 60m ./test/replay
 
+.PHONY: churn
+churn: containerd guest demo-image binaries ## an appliance whose daemon is killed KILLS times (1000) under 50 workloads that change; most of an hour
+	@COCOON_TEST_KILLS=$(or $(KILLS),1000) go test -vet=off -ldflags '-s -w' -tags cri -count=1 -v -timeout 180m -exec "$(CURDIR)/hack/alone.sh" \
+		-run 'TestApplianceIsKilled$$' ./internal/app/cocoond
+
 .PHONY: demo
 demo: setup-demo build origin ## a Pod becomes a VM, before your eyes; leaves nothing behind
 	@hack/demo.sh

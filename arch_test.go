@@ -90,7 +90,7 @@ var exceptions = map[string]bool{}
 var rooms = map[string][]string{
 	"internal/image":      {".", "compress", "disk", "oci", "seed", "translate", "fetch", "distribution", "pull", "local"},
 	"internal/engine":     {"serial", "proclog", "coredisk", "firmware", "process", "pool", "session", "."},
-	"internal/appliance":  {"bootctl", "bundle", "disk", "clock", "uplink", "pid1", "statecopy", "update", "identity", "install", "workload", "desired", "reconcile", "microvm", "containers", "machine", "."},
+	"internal/appliance":  {"bootctl", "bundle", "disk", "clock", "uplink", "pid1", "statecopy", "update", "identity", "install", "workload", "logins", "desired", "reconcile", "microvm", "containers", "machine", "."},
 	"internal/container":  {".", "logfile", "containerd/shimlog", "containerd"},
 	"internal/capsulectl": {"manifest", "config", "tree", "."},
 	"internal/cri":        {"relay", "convert", "crilog", "image", "pod", "."},

@@ -61,12 +61,24 @@ var methods = map[string]access{
 	capsulev1.VolumeService_Delete_FullMethodName: {capsulev1.Role_ROLE_OPERATE, true},
 	capsulev1.VolumeService_Resize_FullMethodName: {capsulev1.Role_ROLE_OPERATE, true},
 
+	capsulev1.VolumeService_SnapshotList_FullMethodName:   {capsulev1.Role_ROLE_VIEW, false},
+	capsulev1.VolumeService_Snapshot_FullMethodName:       {capsulev1.Role_ROLE_OPERATE, true},
+	capsulev1.VolumeService_SnapshotDelete_FullMethodName: {capsulev1.Role_ROLE_OPERATE, true},
+	capsulev1.VolumeService_Clone_FullMethodName:          {capsulev1.Role_ROLE_OPERATE, true},
+	capsulev1.VolumeService_Rollback_FullMethodName:       {capsulev1.Role_ROLE_OPERATE, true},
+	capsulev1.VolumeService_Export_FullMethodName:         {capsulev1.Role_ROLE_OPERATE, true},
+	capsulev1.VolumeService_Import_FullMethodName:         {capsulev1.Role_ROLE_OPERATE, true},
+
 	capsulev1.NetworkService_Get_FullMethodName:     {capsulev1.Role_ROLE_VIEW, false},
 	capsulev1.NetworkService_Set_FullMethodName:     {capsulev1.Role_ROLE_ADMIN, true},
 	capsulev1.NetworkService_Confirm_FullMethodName: {capsulev1.Role_ROLE_ADMIN, true},
 
 	capsulev1.ImageService_List_FullMethodName: {capsulev1.Role_ROLE_VIEW, false},
 	capsulev1.ImageService_Push_FullMethodName: {capsulev1.Role_ROLE_OPERATE, true},
+
+	capsulev1.ImageService_RegistryList_FullMethodName:   {capsulev1.Role_ROLE_VIEW, false},
+	capsulev1.ImageService_RegistryLogin_FullMethodName:  {capsulev1.Role_ROLE_ADMIN, true},
+	capsulev1.ImageService_RegistryLogout_FullMethodName: {capsulev1.Role_ROLE_ADMIN, true},
 }
 
 // admit returns the context of a call that may be made, with its caller.
@@ -175,10 +187,14 @@ func objectOf(m any) string {
 		return m.GetConfig().GetName()
 	case *capsulev1.WorkloadCopyToRequest:
 		return m.GetMetadata().GetName()
+	case *capsulev1.VolumeImportRequest:
+		return m.GetMetadata().GetName()
 	case *capsulev1.KeyRemoveRequest:
 		return m.GetKid()
 	case interface{ GetName() string }:
 		return m.GetName()
+	case interface{ GetRegistry() string }:
+		return m.GetRegistry()
 	}
 	return ""
 }

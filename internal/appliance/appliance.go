@@ -19,6 +19,7 @@ import (
 	capsulev1 "cocoonstack.io/cocoon/api/capsule/v1"
 	"cocoonstack.io/cocoon/internal/appliance/desired"
 	"cocoonstack.io/cocoon/internal/appliance/identity"
+	"cocoonstack.io/cocoon/internal/appliance/logins"
 	"cocoonstack.io/cocoon/internal/appliance/reconcile"
 	"cocoonstack.io/cocoon/internal/journal"
 	"cocoonstack.io/cocoon/internal/vm"
@@ -48,6 +49,7 @@ type Deps struct {
 	Workloads *reconcile.Reconciler
 	Volumes   Volumes
 	Images    []ImageStore // of containers and of VMs
+	Logins    *logins.Store
 	System    System
 	Uplink    Uplink                                           // nil: the machine's network is not ours
 	Listens   func(ctx context.Context, p vm.PortMapping) bool // whether a program of the machine listens on a port

@@ -1,6 +1,7 @@
 package appliance
 
 import (
+	"cmp"
 	"context"
 	"errors"
 	"io"
@@ -36,6 +37,11 @@ func (c *capsules) GetInfo(ctx context.Context, _ *capsulev1.GetInfoRequest) (*c
 	info, err := c.door.deps.System.Info(ctx)
 	if err != nil {
 		return nil, err
+	}
+	for _, p := range c.door.deps.Volumes.Pools(ctx) {
+		info.ThinpoolTotalBytes += uint64(max(p.Size, 0))
+		info.ThinpoolUsedBytes += uint64(max(p.Used, 0))
+		info.VolumesFault = cmp.Or(info.VolumesFault, p.Fault)
 	}
 	k := c.door.deps.Identity
 	info.CapsuleId, info.ShortId, info.TlsFingerprintSha256 = k.ID(), k.ShortID(), k.Fingerprint()

@@ -72,11 +72,18 @@ func (i *images) Push(stream capsulev1.ImageService_PushServer) error {
 		return err
 	}
 	defer f.Close()
+	room, err := roomFor(f)
+	if err == nil {
+		err = room.admit(first.GetMetadata().GetTotalBytes())
+	}
+	if err != nil {
+		return err
+	}
 	in := &chunks{next: func() ([]byte, error) {
 		m, err := stream.Recv()
 		return m.GetChunk(), err
 	}}
-	n, err := io.Copy(f, in)
+	n, err := io.Copy(f, io.TeeReader(in, room))
 	if err != nil {
 		return fmt.Errorf("receive an image: %w", err)
 	}
@@ -86,6 +93,11 @@ func (i *images) Push(stream capsulev1.ImageService_PushServer) error {
 	names, err := archiveNames(f)
 	if err != nil {
 		return err
+	}
+	for _, name := range names {
+		if strings.Contains(name, workload.OwnImages) {
+			return errdefs.Invalidf("the archive has the name %.100q; images of %s are made by the machine", name, workload.OwnImages)
+		}
 	}
 	for _, s := range i.door.deps.Images {
 		if _, err := f.Seek(0, io.SeekStart); err != nil {

@@ -26,6 +26,11 @@ type Volumes interface {
 	Create(ctx context.Context, s volume.Spec) (volume.Volume, error)
 	Delete(ctx context.Context, ref string) error
 	Resize(ctx context.Context, ref string, size int64) (volume.Volume, error)
+	volume.Snapshotter
+	volume.Cloner
+	Carrier
+	// Pools says how full the storage of the volumes is; none if its size is not fixed.
+	Pools(ctx context.Context) []volume.Pool
 }
 
 // volumes implements VolumeService.
@@ -49,7 +54,7 @@ func (d *Door) volume(ctx context.Context, name string) (volume.Volume, error) {
 // users returns the workloads that name a volume, and those of them that shall run.
 func (v *volumes) users(name string) (named, running []string) {
 	for _, r := range v.door.deps.Desired.List() {
-		if slices.Contains(workload.Volumes(r.Workload), name) {
+		if uses(r, name) {
 			named = append(named, r.Name())
 			if r.Runs() {
 				running = append(running, r.Name())
@@ -57,6 +62,10 @@ func (v *volumes) users(name string) (named, running []string) {
 		}
 	}
 	return named, running
+}
+
+func uses(r workload.Row, name string) bool {
+	return slices.Contains(workload.Volumes(r.Workload), name)
 }
 
 func (v *volumes) encode(x volume.Volume) *capsulev1.Volume {
@@ -128,15 +137,12 @@ func (v *volumes) Delete(ctx context.Context, req *capsulev1.VolumeDeleteRequest
 
 // Resize implements capsulev1.VolumeServiceServer.
 func (v *volumes) Resize(ctx context.Context, req *capsulev1.VolumeResizeRequest) (*capsulev1.Volume, error) {
-	if _, err := v.door.volume(ctx, req.GetName()); err != nil {
-		return nil, err
-	}
 	size, err := mib(req.GetNewSizeMib())
 	if err != nil {
 		return nil, err
 	}
-	if _, running := v.users(req.GetName()); len(running) > 0 {
-		return nil, errdefs.Preconditionf("volume %s is in use by workload %s; stop that first", req.GetName(), strings.Join(running, ", "))
+	if _, err := v.idle(ctx, req.GetName()); err != nil {
+		return nil, err
 	}
 	x, err := v.door.deps.Volumes.Resize(ctx, req.GetName(), size)
 	if err != nil {

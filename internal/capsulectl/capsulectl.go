@@ -94,7 +94,7 @@ verb is for the machine that --capsule names, or CAPSULE_HOST, or the current co
 		Args:          cobra.NoArgs,
 		RunE:          func(cmd *cobra.Command, _ []string) error { return cmd.Help() },
 		PersistentPreRunE: func(cmd *cobra.Command, _ []string) error {
-			if err := cmd.ValidateFlagGroups(); err != nil { // cobra itself checks them too late to be a usage error
+			if err := errors.Join(cmd.ValidateRequiredFlags(), cmd.ValidateFlagGroups()); err != nil { // cobra itself checks them too late to be a usage error
 				return err
 			}
 			a.parsed = true
@@ -113,7 +113,7 @@ verb is for the machine that --capsule names, or CAPSULE_HOST, or the current co
 		id, title string
 		commands  []*cobra.Command
 	}{
-		{"run", "Workloads:", []*cobra.Command{a.applyCommand(), a.workloadCommand(), a.copyCommand(), a.volumeCommand(), a.imageCommand()}},
+		{"run", "Workloads:", []*cobra.Command{a.applyCommand(), a.workloadCommand(), a.copyCommand(), a.volumeCommand(), a.imageCommand(), a.registryCommand()}},
 		{"machine", "The machine:", []*cobra.Command{a.capsuleCommand(), a.networkCommand(), a.discoverCommand(), a.installCommand()}},
 		{"who", "Operators:", []*cobra.Command{a.adoptCommand(), a.whoamiCommand(), a.keyCommand(), a.contextCommand()}},
 	} {

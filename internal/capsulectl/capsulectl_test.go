@@ -281,7 +281,7 @@ func TestVolumesAndImages(t *testing.T) {
 		t.Error(got)
 	}
 	o.ok("image", "push", write(t, "tar"))
-	o.fails(2, "read the archive", "image", "push", "missing.tar")
+	o.fails(2, "read missing.tar", "image", "push", "missing.tar")
 	has(t, o.ok("image", "list"), "app:dev   sha256:abcdef012345   1M")
 }
 

@@ -46,6 +46,26 @@ func (a *app) completeVolumes(cmd *cobra.Command, args []string, _ string) ([]st
 	})
 }
 
+func (a *app) completeSnapshots(cmd *cobra.Command, args []string, _ string) ([]string, cobra.ShellCompDirective) {
+	return a.complete(cmd, args, func(ctx context.Context, c *client) (names []string, err error) {
+		answer, err := c.volumes().SnapshotList(ctx, &capsulev1.VolumeSnapshotListRequest{})
+		for _, s := range answer.GetSnapshots() {
+			names = append(names, s.GetName())
+		}
+		return names, err
+	})
+}
+
+// first completes the first argument only.
+func first(complete cobra.CompletionFunc) cobra.CompletionFunc {
+	return func(cmd *cobra.Command, args []string, to string) ([]string, cobra.ShellCompDirective) {
+		if len(args) > 0 {
+			return nil, cobra.ShellCompDirectiveDefault
+		}
+		return complete(cmd, args, to)
+	}
+}
+
 func (a *app) completeKeys(cmd *cobra.Command, args []string, _ string) ([]string, cobra.ShellCompDirective) {
 	return a.complete(cmd, args, func(ctx context.Context, c *client) (names []string, err error) {
 		answer, err := c.identity().KeyList(ctx, &capsulev1.KeyListRequest{})

@@ -102,6 +102,7 @@ func (a *app) printInfo(c *client, i *capsulev1.GetInfoResponse, now time.Time) 
 	}
 	line("state", part(i.GetPermUsedBytes(), i.GetPermTotalBytes()))
 	line("volumes", part(i.GetThinpoolUsedBytes(), i.GetThinpoolTotalBytes()))
+	line("volumes fault", i.GetVolumesFault())
 	line("certificate", i.GetTlsFingerprintSha256())
 }
 

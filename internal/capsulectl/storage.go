@@ -4,7 +4,6 @@ import (
 	"context"
 	"errors"
 	"io"
-	"os"
 	"strings"
 	"time"
 
@@ -12,7 +11,6 @@ import (
 
 	capsulev1 "cocoonstack.io/cocoon/api/capsule/v1"
 	"cocoonstack.io/cocoon/internal/capsulectl/manifest"
-	"cocoonstack.io/cocoon/internal/errdefs"
 	"cocoonstack.io/cocoon/internal/textui"
 )
 
@@ -24,12 +22,9 @@ func (a *app) volumeCommand() *cobra.Command {
 		Long:    "Make an empty volume." + sizes,
 		Example: "  capsulectl volume create --size 10GiB data",
 		RunE: a.calling(func(ctx context.Context, c *client, args []string) error {
-			var mibs uint64
-			if text != "" {
-				var err error
-				if mibs, err = manifest.VolumeSize(text, mib); err != nil {
-					return err
-				}
+			mibs, err := sizeFlag(text)
+			if err != nil {
+				return err
 			}
 			v, err := c.volumes().Create(ctx, &capsulev1.VolumeCreateRequest{Name: args[0], SizeMib: mibs})
 			if err != nil {
@@ -100,11 +95,11 @@ func (a *app) volumeCommand() *cobra.Command {
 			if err != nil {
 				return err
 			}
-			a.printf("%s  %s\n", textui.Cell(v.GetName()), size(v.GetSizeBytes()))
-			return nil
+			return a.printVolume(v)
 		}),
 	}
-	return group("volume", "Disks that outlive workloads", "  capsulectl volume create --size 10GiB data\n  capsulectl volume list", create, list, get, remove, resize)
+	return group("volume", "Disks that outlive workloads", "  capsulectl volume create --size 10GiB data\n  capsulectl volume list", create, list, get, remove, resize,
+		a.volumeSnapshotCommand(), a.volumeCloneCommand(), a.volumeRollbackCommand(), a.volumeExportCommand(), a.volumeImportCommand())
 }
 
 func (a *app) imageCommand() *cobra.Command {
@@ -158,18 +153,11 @@ func age(unix int64) string {
 }
 
 func (a *app) pushImage(ctx context.Context, c *client, name string) (*capsulev1.ImagePushResponse, error) {
-	r, total := a.Stdin, int64(0)
-	if name != "-" {
-		f, err := os.Open(name)
-		if err != nil {
-			return nil, errdefs.New(errdefs.InvalidArgument, "read the archive: %w", err)
-		}
-		defer f.Close()
-		if info, err := f.Stat(); err == nil && info.Mode().IsRegular() {
-			total = info.Size()
-		}
-		r = f
+	r, total, done, err := a.source(name)
+	if err != nil {
+		return nil, err
 	}
+	defer done()
 	s, err := c.images().Push(ctx)
 	if err != nil {
 		return nil, err

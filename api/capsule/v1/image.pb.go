@@ -347,6 +347,314 @@ func (x *ImagePushResponse) GetBytesReceived() uint64 {
 	return 0
 }
 
+type RegistryLoginRequest struct {
+	state         protoimpl.MessageState `protogen:"open.v1"`
+	Registry      string                 `protobuf:"bytes,1,opt,name=registry,proto3" json:"registry,omitempty"` // HOST or HOST:PORT; docker.io is Docker Hub
+	Username      string                 `protobuf:"bytes,2,opt,name=username,proto3" json:"username,omitempty"`
+	Password      string                 `protobuf:"bytes,3,opt,name=password,proto3" json:"password,omitempty"` // or a token
+	unknownFields protoimpl.UnknownFields
+	sizeCache     protoimpl.SizeCache
+}
+
+func (x *RegistryLoginRequest) Reset() {
+	*x = RegistryLoginRequest{}
+	mi := &file_capsule_v1_image_proto_msgTypes[6]
+	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+	ms.StoreMessageInfo(mi)
+}
+
+func (x *RegistryLoginRequest) String() string {
+	return protoimpl.X.MessageStringOf(x)
+}
+
+func (*RegistryLoginRequest) ProtoMessage() {}
+
+func (x *RegistryLoginRequest) ProtoReflect() protoreflect.Message {
+	mi := &file_capsule_v1_image_proto_msgTypes[6]
+	if x != nil {
+		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+		if ms.LoadMessageInfo() == nil {
+			ms.StoreMessageInfo(mi)
+		}
+		return ms
+	}
+	return mi.MessageOf(x)
+}
+
+// Deprecated: Use RegistryLoginRequest.ProtoReflect.Descriptor instead.
+func (*RegistryLoginRequest) Descriptor() ([]byte, []int) {
+	return file_capsule_v1_image_proto_rawDescGZIP(), []int{6}
+}
+
+func (x *RegistryLoginRequest) GetRegistry() string {
+	if x != nil {
+		return x.Registry
+	}
+	return ""
+}
+
+func (x *RegistryLoginRequest) GetUsername() string {
+	if x != nil {
+		return x.Username
+	}
+	return ""
+}
+
+func (x *RegistryLoginRequest) GetPassword() string {
+	if x != nil {
+		return x.Password
+	}
+	return ""
+}
+
+type RegistryLoginResponse struct {
+	state         protoimpl.MessageState `protogen:"open.v1"`
+	unknownFields protoimpl.UnknownFields
+	sizeCache     protoimpl.SizeCache
+}
+
+func (x *RegistryLoginResponse) Reset() {
+	*x = RegistryLoginResponse{}
+	mi := &file_capsule_v1_image_proto_msgTypes[7]
+	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+	ms.StoreMessageInfo(mi)
+}
+
+func (x *RegistryLoginResponse) String() string {
+	return protoimpl.X.MessageStringOf(x)
+}
+
+func (*RegistryLoginResponse) ProtoMessage() {}
+
+func (x *RegistryLoginResponse) ProtoReflect() protoreflect.Message {
+	mi := &file_capsule_v1_image_proto_msgTypes[7]
+	if x != nil {
+		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+		if ms.LoadMessageInfo() == nil {
+			ms.StoreMessageInfo(mi)
+		}
+		return ms
+	}
+	return mi.MessageOf(x)
+}
+
+// Deprecated: Use RegistryLoginResponse.ProtoReflect.Descriptor instead.
+func (*RegistryLoginResponse) Descriptor() ([]byte, []int) {
+	return file_capsule_v1_image_proto_rawDescGZIP(), []int{7}
+}
+
+type RegistryListRequest struct {
+	state         protoimpl.MessageState `protogen:"open.v1"`
+	unknownFields protoimpl.UnknownFields
+	sizeCache     protoimpl.SizeCache
+}
+
+func (x *RegistryListRequest) Reset() {
+	*x = RegistryListRequest{}
+	mi := &file_capsule_v1_image_proto_msgTypes[8]
+	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+	ms.StoreMessageInfo(mi)
+}
+
+func (x *RegistryListRequest) String() string {
+	return protoimpl.X.MessageStringOf(x)
+}
+
+func (*RegistryListRequest) ProtoMessage() {}
+
+func (x *RegistryListRequest) ProtoReflect() protoreflect.Message {
+	mi := &file_capsule_v1_image_proto_msgTypes[8]
+	if x != nil {
+		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+		if ms.LoadMessageInfo() == nil {
+			ms.StoreMessageInfo(mi)
+		}
+		return ms
+	}
+	return mi.MessageOf(x)
+}
+
+// Deprecated: Use RegistryListRequest.ProtoReflect.Descriptor instead.
+func (*RegistryListRequest) Descriptor() ([]byte, []int) {
+	return file_capsule_v1_image_proto_rawDescGZIP(), []int{8}
+}
+
+type RegistryListResponse struct {
+	state         protoimpl.MessageState `protogen:"open.v1"`
+	Registries    []*RegistryLoginInfo   `protobuf:"bytes,1,rep,name=registries,proto3" json:"registries,omitempty"`
+	unknownFields protoimpl.UnknownFields
+	sizeCache     protoimpl.SizeCache
+}
+
+func (x *RegistryListResponse) Reset() {
+	*x = RegistryListResponse{}
+	mi := &file_capsule_v1_image_proto_msgTypes[9]
+	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+	ms.StoreMessageInfo(mi)
+}
+
+func (x *RegistryListResponse) String() string {
+	return protoimpl.X.MessageStringOf(x)
+}
+
+func (*RegistryListResponse) ProtoMessage() {}
+
+func (x *RegistryListResponse) ProtoReflect() protoreflect.Message {
+	mi := &file_capsule_v1_image_proto_msgTypes[9]
+	if x != nil {
+		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+		if ms.LoadMessageInfo() == nil {
+			ms.StoreMessageInfo(mi)
+		}
+		return ms
+	}
+	return mi.MessageOf(x)
+}
+
+// Deprecated: Use RegistryListResponse.ProtoReflect.Descriptor instead.
+func (*RegistryListResponse) Descriptor() ([]byte, []int) {
+	return file_capsule_v1_image_proto_rawDescGZIP(), []int{9}
+}
+
+func (x *RegistryListResponse) GetRegistries() []*RegistryLoginInfo {
+	if x != nil {
+		return x.Registries
+	}
+	return nil
+}
+
+type RegistryLoginInfo struct {
+	state         protoimpl.MessageState `protogen:"open.v1"`
+	Registry      string                 `protobuf:"bytes,1,opt,name=registry,proto3" json:"registry,omitempty"`
+	Username      string                 `protobuf:"bytes,2,opt,name=username,proto3" json:"username,omitempty"`
+	unknownFields protoimpl.UnknownFields
+	sizeCache     protoimpl.SizeCache
+}
+
+func (x *RegistryLoginInfo) Reset() {
+	*x = RegistryLoginInfo{}
+	mi := &file_capsule_v1_image_proto_msgTypes[10]
+	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+	ms.StoreMessageInfo(mi)
+}
+
+func (x *RegistryLoginInfo) String() string {
+	return protoimpl.X.MessageStringOf(x)
+}
+
+func (*RegistryLoginInfo) ProtoMessage() {}
+
+func (x *RegistryLoginInfo) ProtoReflect() protoreflect.Message {
+	mi := &file_capsule_v1_image_proto_msgTypes[10]
+	if x != nil {
+		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+		if ms.LoadMessageInfo() == nil {
+			ms.StoreMessageInfo(mi)
+		}
+		return ms
+	}
+	return mi.MessageOf(x)
+}
+
+// Deprecated: Use RegistryLoginInfo.ProtoReflect.Descriptor instead.
+func (*RegistryLoginInfo) Descriptor() ([]byte, []int) {
+	return file_capsule_v1_image_proto_rawDescGZIP(), []int{10}
+}
+
+func (x *RegistryLoginInfo) GetRegistry() string {
+	if x != nil {
+		return x.Registry
+	}
+	return ""
+}
+
+func (x *RegistryLoginInfo) GetUsername() string {
+	if x != nil {
+		return x.Username
+	}
+	return ""
+}
+
+type RegistryLogoutRequest struct {
+	state         protoimpl.MessageState `protogen:"open.v1"`
+	Registry      string                 `protobuf:"bytes,1,opt,name=registry,proto3" json:"registry,omitempty"`
+	unknownFields protoimpl.UnknownFields
+	sizeCache     protoimpl.SizeCache
+}
+
+func (x *RegistryLogoutRequest) Reset() {
+	*x = RegistryLogoutRequest{}
+	mi := &file_capsule_v1_image_proto_msgTypes[11]
+	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+	ms.StoreMessageInfo(mi)
+}
+
+func (x *RegistryLogoutRequest) String() string {
+	return protoimpl.X.MessageStringOf(x)
+}
+
+func (*RegistryLogoutRequest) ProtoMessage() {}
+
+func (x *RegistryLogoutRequest) ProtoReflect() protoreflect.Message {
+	mi := &file_capsule_v1_image_proto_msgTypes[11]
+	if x != nil {
+		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+		if ms.LoadMessageInfo() == nil {
+			ms.StoreMessageInfo(mi)
+		}
+		return ms
+	}
+	return mi.MessageOf(x)
+}
+
+// Deprecated: Use RegistryLogoutRequest.ProtoReflect.Descriptor instead.
+func (*RegistryLogoutRequest) Descriptor() ([]byte, []int) {
+	return file_capsule_v1_image_proto_rawDescGZIP(), []int{11}
+}
+
+func (x *RegistryLogoutRequest) GetRegistry() string {
+	if x != nil {
+		return x.Registry
+	}
+	return ""
+}
+
+type RegistryLogoutResponse struct {
+	state         protoimpl.MessageState `protogen:"open.v1"`
+	unknownFields protoimpl.UnknownFields
+	sizeCache     protoimpl.SizeCache
+}
+
+func (x *RegistryLogoutResponse) Reset() {
+	*x = RegistryLogoutResponse{}
+	mi := &file_capsule_v1_image_proto_msgTypes[12]
+	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+	ms.StoreMessageInfo(mi)
+}
+
+func (x *RegistryLogoutResponse) String() string {
+	return protoimpl.X.MessageStringOf(x)
+}
+
+func (*RegistryLogoutResponse) ProtoMessage() {}
+
+func (x *RegistryLogoutResponse) ProtoReflect() protoreflect.Message {
+	mi := &file_capsule_v1_image_proto_msgTypes[12]
+	if x != nil {
+		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+		if ms.LoadMessageInfo() == nil {
+			ms.StoreMessageInfo(mi)
+		}
+		return ms
+	}
+	return mi.MessageOf(x)
+}
+
+// Deprecated: Use RegistryLogoutResponse.ProtoReflect.Descriptor instead.
+func (*RegistryLogoutResponse) Descriptor() ([]byte, []int) {
+	return file_capsule_v1_image_proto_rawDescGZIP(), []int{12}
+}
+
 var File_capsule_v1_image_proto protoreflect.FileDescriptor
 
 const file_capsule_v1_image_proto_rawDesc = "" +
@@ -372,10 +680,29 @@ const file_capsule_v1_image_proto_rawDesc = "" +
 	"\x11ImagePushResponse\x12\x1d\n" +
 	"\n" +
 	"image_refs\x18\x01 \x03(\tR\timageRefs\x12%\n" +
-	"\x0ebytes_received\x18\x02 \x01(\x04R\rbytesReceived2\x9a\x01\n" +
+	"\x0ebytes_received\x18\x02 \x01(\x04R\rbytesReceived\"j\n" +
+	"\x14RegistryLoginRequest\x12\x1a\n" +
+	"\bregistry\x18\x01 \x01(\tR\bregistry\x12\x1a\n" +
+	"\busername\x18\x02 \x01(\tR\busername\x12\x1a\n" +
+	"\bpassword\x18\x03 \x01(\tR\bpassword\"\x17\n" +
+	"\x15RegistryLoginResponse\"\x15\n" +
+	"\x13RegistryListRequest\"U\n" +
+	"\x14RegistryListResponse\x12=\n" +
+	"\n" +
+	"registries\x18\x01 \x03(\v2\x1d.capsule.v1.RegistryLoginInfoR\n" +
+	"registries\"K\n" +
+	"\x11RegistryLoginInfo\x12\x1a\n" +
+	"\bregistry\x18\x01 \x01(\tR\bregistry\x12\x1a\n" +
+	"\busername\x18\x02 \x01(\tR\busername\"3\n" +
+	"\x15RegistryLogoutRequest\x12\x1a\n" +
+	"\bregistry\x18\x01 \x01(\tR\bregistry\"\x18\n" +
+	"\x16RegistryLogoutResponse2\x9c\x03\n" +
 	"\fImageService\x12C\n" +
 	"\x04List\x12\x1c.capsule.v1.ImageListRequest\x1a\x1d.capsule.v1.ImageListResponse\x12E\n" +
-	"\x04Push\x12\x1c.capsule.v1.ImagePushRequest\x1a\x1d.capsule.v1.ImagePushResponse(\x01B0Z.cocoonstack.io/cocoon/api/capsule/v1;capsulev1b\x06proto3"
+	"\x04Push\x12\x1c.capsule.v1.ImagePushRequest\x1a\x1d.capsule.v1.ImagePushResponse(\x01\x12T\n" +
+	"\rRegistryLogin\x12 .capsule.v1.RegistryLoginRequest\x1a!.capsule.v1.RegistryLoginResponse\x12Q\n" +
+	"\fRegistryList\x12\x1f.capsule.v1.RegistryListRequest\x1a .capsule.v1.RegistryListResponse\x12W\n" +
+	"\x0eRegistryLogout\x12!.capsule.v1.RegistryLogoutRequest\x1a\".capsule.v1.RegistryLogoutResponseB0Z.cocoonstack.io/cocoon/api/capsule/v1;capsulev1b\x06proto3"
 
 var (
 	file_capsule_v1_image_proto_rawDescOnce sync.Once
@@ -389,27 +716,41 @@ func file_capsule_v1_image_proto_rawDescGZIP() []byte {
 	return file_capsule_v1_image_proto_rawDescData
 }
 
-var file_capsule_v1_image_proto_msgTypes = make([]protoimpl.MessageInfo, 6)
+var file_capsule_v1_image_proto_msgTypes = make([]protoimpl.MessageInfo, 13)
 var file_capsule_v1_image_proto_goTypes = []any{
-	(*ImageListRequest)(nil),  // 0: capsule.v1.ImageListRequest
-	(*ImageListResponse)(nil), // 1: capsule.v1.ImageListResponse
-	(*Image)(nil),             // 2: capsule.v1.Image
-	(*ImagePushRequest)(nil),  // 3: capsule.v1.ImagePushRequest
-	(*ImagePushMetadata)(nil), // 4: capsule.v1.ImagePushMetadata
-	(*ImagePushResponse)(nil), // 5: capsule.v1.ImagePushResponse
+	(*ImageListRequest)(nil),       // 0: capsule.v1.ImageListRequest
+	(*ImageListResponse)(nil),      // 1: capsule.v1.ImageListResponse
+	(*Image)(nil),                  // 2: capsule.v1.Image
+	(*ImagePushRequest)(nil),       // 3: capsule.v1.ImagePushRequest
+	(*ImagePushMetadata)(nil),      // 4: capsule.v1.ImagePushMetadata
+	(*ImagePushResponse)(nil),      // 5: capsule.v1.ImagePushResponse
+	(*RegistryLoginRequest)(nil),   // 6: capsule.v1.RegistryLoginRequest
+	(*RegistryLoginResponse)(nil),  // 7: capsule.v1.RegistryLoginResponse
+	(*RegistryListRequest)(nil),    // 8: capsule.v1.RegistryListRequest
+	(*RegistryListResponse)(nil),   // 9: capsule.v1.RegistryListResponse
+	(*RegistryLoginInfo)(nil),      // 10: capsule.v1.RegistryLoginInfo
+	(*RegistryLogoutRequest)(nil),  // 11: capsule.v1.RegistryLogoutRequest
+	(*RegistryLogoutResponse)(nil), // 12: capsule.v1.RegistryLogoutResponse
 }
 var file_capsule_v1_image_proto_depIdxs = []int32{
-	2, // 0: capsule.v1.ImageListResponse.images:type_name -> capsule.v1.Image
-	4, // 1: capsule.v1.ImagePushRequest.metadata:type_name -> capsule.v1.ImagePushMetadata
-	0, // 2: capsule.v1.ImageService.List:input_type -> capsule.v1.ImageListRequest
-	3, // 3: capsule.v1.ImageService.Push:input_type -> capsule.v1.ImagePushRequest
-	1, // 4: capsule.v1.ImageService.List:output_type -> capsule.v1.ImageListResponse
-	5, // 5: capsule.v1.ImageService.Push:output_type -> capsule.v1.ImagePushResponse
-	4, // [4:6] is the sub-list for method output_type
-	2, // [2:4] is the sub-list for method input_type
-	2, // [2:2] is the sub-list for extension type_name
-	2, // [2:2] is the sub-list for extension extendee
-	0, // [0:2] is the sub-list for field type_name
+	2,  // 0: capsule.v1.ImageListResponse.images:type_name -> capsule.v1.Image
+	4,  // 1: capsule.v1.ImagePushRequest.metadata:type_name -> capsule.v1.ImagePushMetadata
+	10, // 2: capsule.v1.RegistryListResponse.registries:type_name -> capsule.v1.RegistryLoginInfo
+	0,  // 3: capsule.v1.ImageService.List:input_type -> capsule.v1.ImageListRequest
+	3,  // 4: capsule.v1.ImageService.Push:input_type -> capsule.v1.ImagePushRequest
+	6,  // 5: capsule.v1.ImageService.RegistryLogin:input_type -> capsule.v1.RegistryLoginRequest
+	8,  // 6: capsule.v1.ImageService.RegistryList:input_type -> capsule.v1.RegistryListRequest
+	11, // 7: capsule.v1.ImageService.RegistryLogout:input_type -> capsule.v1.RegistryLogoutRequest
+	1,  // 8: capsule.v1.ImageService.List:output_type -> capsule.v1.ImageListResponse
+	5,  // 9: capsule.v1.ImageService.Push:output_type -> capsule.v1.ImagePushResponse
+	7,  // 10: capsule.v1.ImageService.RegistryLogin:output_type -> capsule.v1.RegistryLoginResponse
+	9,  // 11: capsule.v1.ImageService.RegistryList:output_type -> capsule.v1.RegistryListResponse
+	12, // 12: capsule.v1.ImageService.RegistryLogout:output_type -> capsule.v1.RegistryLogoutResponse
+	8,  // [8:13] is the sub-list for method output_type
+	3,  // [3:8] is the sub-list for method input_type
+	3,  // [3:3] is the sub-list for extension type_name
+	3,  // [3:3] is the sub-list for extension extendee
+	0,  // [0:3] is the sub-list for field type_name
 }
 
 func init() { file_capsule_v1_image_proto_init() }
@@ -427,7 +768,7 @@ func file_capsule_v1_image_proto_init() {
 			GoPackagePath: reflect.TypeOf(x{}).PkgPath(),
 			RawDescriptor: unsafe.Slice(unsafe.StringData(file_capsule_v1_image_proto_rawDesc), len(file_capsule_v1_image_proto_rawDesc)),
 			NumEnums:      0,
-			NumMessages:   6,
+			NumMessages:   13,
 			NumExtensions: 0,
 			NumServices:   1,
 		},

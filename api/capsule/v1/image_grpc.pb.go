@@ -19,8 +19,11 @@ import (
 const _ = grpc.SupportPackageIsVersion9
 
 const (
-	ImageService_List_FullMethodName = "/capsule.v1.ImageService/List"
-	ImageService_Push_FullMethodName = "/capsule.v1.ImageService/Push"
+	ImageService_List_FullMethodName           = "/capsule.v1.ImageService/List"
+	ImageService_Push_FullMethodName           = "/capsule.v1.ImageService/Push"
+	ImageService_RegistryLogin_FullMethodName  = "/capsule.v1.ImageService/RegistryLogin"
+	ImageService_RegistryList_FullMethodName   = "/capsule.v1.ImageService/RegistryList"
+	ImageService_RegistryLogout_FullMethodName = "/capsule.v1.ImageService/RegistryLogout"
 )
 
 // ImageServiceClient is the client API for ImageService service.
@@ -34,6 +37,12 @@ type ImageServiceClient interface {
 	// Push stores the images of an archive (docker save, or an OCI image layout), for containers and micro-VMs. Role: operate; admin
 	// while a workload has control over the machine.
 	Push(ctx context.Context, opts ...grpc.CallOption) (grpc.ClientStreamingClient[ImagePushRequest, ImagePushResponse], error)
+	// RegistryLogin stores credentials for a registry, instead of those that it may have. They are never shown. Images of that host, and of
+	// no other, are fetched with them. Role: admin.
+	RegistryLogin(ctx context.Context, in *RegistryLoginRequest, opts ...grpc.CallOption) (*RegistryLoginResponse, error)
+	RegistryList(ctx context.Context, in *RegistryListRequest, opts ...grpc.CallOption) (*RegistryListResponse, error)
+	// RegistryLogout forgets the credentials for a registry. Errors: NotFound. Role: admin.
+	RegistryLogout(ctx context.Context, in *RegistryLogoutRequest, opts ...grpc.CallOption) (*RegistryLogoutResponse, error)
 }
 
 type imageServiceClient struct {
@@ -67,6 +76,36 @@ func (c *imageServiceClient) Push(ctx context.Context, opts ...grpc.CallOption) 
 // This type alias is provided for backwards compatibility with existing code that references the prior non-generic stream type by name.
 type ImageService_PushClient = grpc.ClientStreamingClient[ImagePushRequest, ImagePushResponse]
 
+func (c *imageServiceClient) RegistryLogin(ctx context.Context, in *RegistryLoginRequest, opts ...grpc.CallOption) (*RegistryLoginResponse, error) {
+	cOpts := append([]grpc.CallOption{grpc.StaticMethod()}, opts...)
+	out := new(RegistryLoginResponse)
+	err := c.cc.Invoke(ctx, ImageService_RegistryLogin_FullMethodName, in, out, cOpts...)
+	if err != nil {
+		return nil, err
+	}
+	return out, nil
+}
+
+func (c *imageServiceClient) RegistryList(ctx context.Context, in *RegistryListRequest, opts ...grpc.CallOption) (*RegistryListResponse, error) {
+	cOpts := append([]grpc.CallOption{grpc.StaticMethod()}, opts...)
+	out := new(RegistryListResponse)
+	err := c.cc.Invoke(ctx, ImageService_RegistryList_FullMethodName, in, out, cOpts...)
+	if err != nil {
+		return nil, err
+	}
+	return out, nil
+}
+
+func (c *imageServiceClient) RegistryLogout(ctx context.Context, in *RegistryLogoutRequest, opts ...grpc.CallOption) (*RegistryLogoutResponse, error) {
+	cOpts := append([]grpc.CallOption{grpc.StaticMethod()}, opts...)
+	out := new(RegistryLogoutResponse)
+	err := c.cc.Invoke(ctx, ImageService_RegistryLogout_FullMethodName, in, out, cOpts...)
+	if err != nil {
+		return nil, err
+	}
+	return out, nil
+}
+
 // ImageServiceServer is the server API for ImageService service.
 // All implementations must embed UnimplementedImageServiceServer
 // for forward compatibility.
@@ -78,6 +117,12 @@ type ImageServiceServer interface {
 	// Push stores the images of an archive (docker save, or an OCI image layout), for containers and micro-VMs. Role: operate; admin
 	// while a workload has control over the machine.
 	Push(grpc.ClientStreamingServer[ImagePushRequest, ImagePushResponse]) error
+	// RegistryLogin stores credentials for a registry, instead of those that it may have. They are never shown. Images of that host, and of
+	// no other, are fetched with them. Role: admin.
+	RegistryLogin(context.Context, *RegistryLoginRequest) (*RegistryLoginResponse, error)
+	RegistryList(context.Context, *RegistryListRequest) (*RegistryListResponse, error)
+	// RegistryLogout forgets the credentials for a registry. Errors: NotFound. Role: admin.
+	RegistryLogout(context.Context, *RegistryLogoutRequest) (*RegistryLogoutResponse, error)
 	mustEmbedUnimplementedImageServiceServer()
 }
 
@@ -93,6 +138,15 @@ func (UnimplementedImageServiceServer) List(context.Context, *ImageListRequest) 
 }
 func (UnimplementedImageServiceServer) Push(grpc.ClientStreamingServer[ImagePushRequest, ImagePushResponse]) error {
 	return status.Error(codes.Unimplemented, "method Push not implemented")
+}
+func (UnimplementedImageServiceServer) RegistryLogin(context.Context, *RegistryLoginRequest) (*RegistryLoginResponse, error) {
+	return nil, status.Error(codes.Unimplemented, "method RegistryLogin not implemented")
+}
+func (UnimplementedImageServiceServer) RegistryList(context.Context, *RegistryListRequest) (*RegistryListResponse, error) {
+	return nil, status.Error(codes.Unimplemented, "method RegistryList not implemented")
+}
+func (UnimplementedImageServiceServer) RegistryLogout(context.Context, *RegistryLogoutRequest) (*RegistryLogoutResponse, error) {
+	return nil, status.Error(codes.Unimplemented, "method RegistryLogout not implemented")
 }
 func (UnimplementedImageServiceServer) mustEmbedUnimplementedImageServiceServer() {}
 func (UnimplementedImageServiceServer) testEmbeddedByValue()                      {}
@@ -140,6 +194,60 @@ func _ImageService_Push_Handler(srv interface{}, stream grpc.ServerStream) error
 // This type alias is provided for backwards compatibility with existing code that references the prior non-generic stream type by name.
 type ImageService_PushServer = grpc.ClientStreamingServer[ImagePushRequest, ImagePushResponse]
 
+func _ImageService_RegistryLogin_Handler(srv interface{}, ctx context.Context, dec func(interface{}) error, interceptor grpc.UnaryServerInterceptor) (interface{}, error) {
+	in := new(RegistryLoginRequest)
+	if err := dec(in); err != nil {
+		return nil, err
+	}
+	if interceptor == nil {
+		return srv.(ImageServiceServer).RegistryLogin(ctx, in)
+	}
+	info := &grpc.UnaryServerInfo{
+		Server:     srv,
+		FullMethod: ImageService_RegistryLogin_FullMethodName,
+	}
+	handler := func(ctx context.Context, req interface{}) (interface{}, error) {
+		return srv.(ImageServiceServer).RegistryLogin(ctx, req.(*RegistryLoginRequest))
+	}
+	return interceptor(ctx, in, info, handler)
+}
+
+func _ImageService_RegistryList_Handler(srv interface{}, ctx context.Context, dec func(interface{}) error, interceptor grpc.UnaryServerInterceptor) (interface{}, error) {
+	in := new(RegistryListRequest)
+	if err := dec(in); err != nil {
+		return nil, err
+	}
+	if interceptor == nil {
+		return srv.(ImageServiceServer).RegistryList(ctx, in)
+	}
+	info := &grpc.UnaryServerInfo{
+		Server:     srv,
+		FullMethod: ImageService_RegistryList_FullMethodName,
+	}
+	handler := func(ctx context.Context, req interface{}) (interface{}, error) {
+		return srv.(ImageServiceServer).RegistryList(ctx, req.(*RegistryListRequest))
+	}
+	return interceptor(ctx, in, info, handler)
+}
+
+func _ImageService_RegistryLogout_Handler(srv interface{}, ctx context.Context, dec func(interface{}) error, interceptor grpc.UnaryServerInterceptor) (interface{}, error) {
+	in := new(RegistryLogoutRequest)
+	if err := dec(in); err != nil {
+		return nil, err
+	}
+	if interceptor == nil {
+		return srv.(ImageServiceServer).RegistryLogout(ctx, in)
+	}
+	info := &grpc.UnaryServerInfo{
+		Server:     srv,
+		FullMethod: ImageService_RegistryLogout_FullMethodName,
+	}
+	handler := func(ctx context.Context, req interface{}) (interface{}, error) {
+		return srv.(ImageServiceServer).RegistryLogout(ctx, req.(*RegistryLogoutRequest))
+	}
+	return interceptor(ctx, in, info, handler)
+}
+
 // ImageService_ServiceDesc is the grpc.ServiceDesc for ImageService service.
 // It's only intended for direct use with grpc.RegisterService,
 // and not to be introspected or modified (even as a copy)
@@ -150,6 +258,18 @@ var ImageService_ServiceDesc = grpc.ServiceDesc{
 		{
 			MethodName: "List",
 			Handler:    _ImageService_List_Handler,
+		},
+		{
+			MethodName: "RegistryLogin",
+			Handler:    _ImageService_RegistryLogin_Handler,
+		},
+		{
+			MethodName: "RegistryList",
+			Handler:    _ImageService_RegistryList_Handler,
+		},
+		{
+			MethodName: "RegistryLogout",
+			Handler:    _ImageService_RegistryLogout_Handler,
 		},
 	},
 	Streams: []grpc.StreamDesc{

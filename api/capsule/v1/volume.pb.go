@@ -413,6 +413,683 @@ func (x *VolumeResizeRequest) GetNewSizeMib() uint64 {
 	return 0
 }
 
+// VolumeSnapshot is the content of a volume at one instant.
+type VolumeSnapshot struct {
+	state         protoimpl.MessageState `protogen:"open.v1"`
+	Name          string                 `protobuf:"bytes,1,opt,name=name,proto3" json:"name,omitempty"`
+	Volume        string                 `protobuf:"bytes,2,opt,name=volume,proto3" json:"volume,omitempty"` // name that its volume had, which may be deleted
+	SizeBytes     uint64                 `protobuf:"varint,3,opt,name=size_bytes,json=sizeBytes,proto3" json:"size_bytes,omitempty"`
+	CreatedAtUnix int64                  `protobuf:"varint,4,opt,name=created_at_unix,json=createdAtUnix,proto3" json:"created_at_unix,omitempty"`
+	unknownFields protoimpl.UnknownFields
+	sizeCache     protoimpl.SizeCache
+}
+
+func (x *VolumeSnapshot) Reset() {
+	*x = VolumeSnapshot{}
+	mi := &file_capsule_v1_volume_proto_msgTypes[8]
+	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+	ms.StoreMessageInfo(mi)
+}
+
+func (x *VolumeSnapshot) String() string {
+	return protoimpl.X.MessageStringOf(x)
+}
+
+func (*VolumeSnapshot) ProtoMessage() {}
+
+func (x *VolumeSnapshot) ProtoReflect() protoreflect.Message {
+	mi := &file_capsule_v1_volume_proto_msgTypes[8]
+	if x != nil {
+		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+		if ms.LoadMessageInfo() == nil {
+			ms.StoreMessageInfo(mi)
+		}
+		return ms
+	}
+	return mi.MessageOf(x)
+}
+
+// Deprecated: Use VolumeSnapshot.ProtoReflect.Descriptor instead.
+func (*VolumeSnapshot) Descriptor() ([]byte, []int) {
+	return file_capsule_v1_volume_proto_rawDescGZIP(), []int{8}
+}
+
+func (x *VolumeSnapshot) GetName() string {
+	if x != nil {
+		return x.Name
+	}
+	return ""
+}
+
+func (x *VolumeSnapshot) GetVolume() string {
+	if x != nil {
+		return x.Volume
+	}
+	return ""
+}
+
+func (x *VolumeSnapshot) GetSizeBytes() uint64 {
+	if x != nil {
+		return x.SizeBytes
+	}
+	return 0
+}
+
+func (x *VolumeSnapshot) GetCreatedAtUnix() int64 {
+	if x != nil {
+		return x.CreatedAtUnix
+	}
+	return 0
+}
+
+type VolumeSnapshotRequest struct {
+	state         protoimpl.MessageState `protogen:"open.v1"`
+	Volume        string                 `protobuf:"bytes,1,opt,name=volume,proto3" json:"volume,omitempty"`
+	Name          string                 `protobuf:"bytes,2,opt,name=name,proto3" json:"name,omitempty"` // DNS label; no other snapshot has it
+	unknownFields protoimpl.UnknownFields
+	sizeCache     protoimpl.SizeCache
+}
+
+func (x *VolumeSnapshotRequest) Reset() {
+	*x = VolumeSnapshotRequest{}
+	mi := &file_capsule_v1_volume_proto_msgTypes[9]
+	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+	ms.StoreMessageInfo(mi)
+}
+
+func (x *VolumeSnapshotRequest) String() string {
+	return protoimpl.X.MessageStringOf(x)
+}
+
+func (*VolumeSnapshotRequest) ProtoMessage() {}
+
+func (x *VolumeSnapshotRequest) ProtoReflect() protoreflect.Message {
+	mi := &file_capsule_v1_volume_proto_msgTypes[9]
+	if x != nil {
+		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+		if ms.LoadMessageInfo() == nil {
+			ms.StoreMessageInfo(mi)
+		}
+		return ms
+	}
+	return mi.MessageOf(x)
+}
+
+// Deprecated: Use VolumeSnapshotRequest.ProtoReflect.Descriptor instead.
+func (*VolumeSnapshotRequest) Descriptor() ([]byte, []int) {
+	return file_capsule_v1_volume_proto_rawDescGZIP(), []int{9}
+}
+
+func (x *VolumeSnapshotRequest) GetVolume() string {
+	if x != nil {
+		return x.Volume
+	}
+	return ""
+}
+
+func (x *VolumeSnapshotRequest) GetName() string {
+	if x != nil {
+		return x.Name
+	}
+	return ""
+}
+
+type VolumeSnapshotListRequest struct {
+	state         protoimpl.MessageState `protogen:"open.v1"`
+	unknownFields protoimpl.UnknownFields
+	sizeCache     protoimpl.SizeCache
+}
+
+func (x *VolumeSnapshotListRequest) Reset() {
+	*x = VolumeSnapshotListRequest{}
+	mi := &file_capsule_v1_volume_proto_msgTypes[10]
+	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+	ms.StoreMessageInfo(mi)
+}
+
+func (x *VolumeSnapshotListRequest) String() string {
+	return protoimpl.X.MessageStringOf(x)
+}
+
+func (*VolumeSnapshotListRequest) ProtoMessage() {}
+
+func (x *VolumeSnapshotListRequest) ProtoReflect() protoreflect.Message {
+	mi := &file_capsule_v1_volume_proto_msgTypes[10]
+	if x != nil {
+		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+		if ms.LoadMessageInfo() == nil {
+			ms.StoreMessageInfo(mi)
+		}
+		return ms
+	}
+	return mi.MessageOf(x)
+}
+
+// Deprecated: Use VolumeSnapshotListRequest.ProtoReflect.Descriptor instead.
+func (*VolumeSnapshotListRequest) Descriptor() ([]byte, []int) {
+	return file_capsule_v1_volume_proto_rawDescGZIP(), []int{10}
+}
+
+type VolumeSnapshotListResponse struct {
+	state         protoimpl.MessageState `protogen:"open.v1"`
+	Snapshots     []*VolumeSnapshot      `protobuf:"bytes,1,rep,name=snapshots,proto3" json:"snapshots,omitempty"`
+	unknownFields protoimpl.UnknownFields
+	sizeCache     protoimpl.SizeCache
+}
+
+func (x *VolumeSnapshotListResponse) Reset() {
+	*x = VolumeSnapshotListResponse{}
+	mi := &file_capsule_v1_volume_proto_msgTypes[11]
+	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+	ms.StoreMessageInfo(mi)
+}
+
+func (x *VolumeSnapshotListResponse) String() string {
+	return protoimpl.X.MessageStringOf(x)
+}
+
+func (*VolumeSnapshotListResponse) ProtoMessage() {}
+
+func (x *VolumeSnapshotListResponse) ProtoReflect() protoreflect.Message {
+	mi := &file_capsule_v1_volume_proto_msgTypes[11]
+	if x != nil {
+		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+		if ms.LoadMessageInfo() == nil {
+			ms.StoreMessageInfo(mi)
+		}
+		return ms
+	}
+	return mi.MessageOf(x)
+}
+
+// Deprecated: Use VolumeSnapshotListResponse.ProtoReflect.Descriptor instead.
+func (*VolumeSnapshotListResponse) Descriptor() ([]byte, []int) {
+	return file_capsule_v1_volume_proto_rawDescGZIP(), []int{11}
+}
+
+func (x *VolumeSnapshotListResponse) GetSnapshots() []*VolumeSnapshot {
+	if x != nil {
+		return x.Snapshots
+	}
+	return nil
+}
+
+type VolumeSnapshotDeleteRequest struct {
+	state         protoimpl.MessageState `protogen:"open.v1"`
+	Name          string                 `protobuf:"bytes,1,opt,name=name,proto3" json:"name,omitempty"`
+	unknownFields protoimpl.UnknownFields
+	sizeCache     protoimpl.SizeCache
+}
+
+func (x *VolumeSnapshotDeleteRequest) Reset() {
+	*x = VolumeSnapshotDeleteRequest{}
+	mi := &file_capsule_v1_volume_proto_msgTypes[12]
+	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+	ms.StoreMessageInfo(mi)
+}
+
+func (x *VolumeSnapshotDeleteRequest) String() string {
+	return protoimpl.X.MessageStringOf(x)
+}
+
+func (*VolumeSnapshotDeleteRequest) ProtoMessage() {}
+
+func (x *VolumeSnapshotDeleteRequest) ProtoReflect() protoreflect.Message {
+	mi := &file_capsule_v1_volume_proto_msgTypes[12]
+	if x != nil {
+		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+		if ms.LoadMessageInfo() == nil {
+			ms.StoreMessageInfo(mi)
+		}
+		return ms
+	}
+	return mi.MessageOf(x)
+}
+
+// Deprecated: Use VolumeSnapshotDeleteRequest.ProtoReflect.Descriptor instead.
+func (*VolumeSnapshotDeleteRequest) Descriptor() ([]byte, []int) {
+	return file_capsule_v1_volume_proto_rawDescGZIP(), []int{12}
+}
+
+func (x *VolumeSnapshotDeleteRequest) GetName() string {
+	if x != nil {
+		return x.Name
+	}
+	return ""
+}
+
+type VolumeSnapshotDeleteResponse struct {
+	state         protoimpl.MessageState `protogen:"open.v1"`
+	unknownFields protoimpl.UnknownFields
+	sizeCache     protoimpl.SizeCache
+}
+
+func (x *VolumeSnapshotDeleteResponse) Reset() {
+	*x = VolumeSnapshotDeleteResponse{}
+	mi := &file_capsule_v1_volume_proto_msgTypes[13]
+	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+	ms.StoreMessageInfo(mi)
+}
+
+func (x *VolumeSnapshotDeleteResponse) String() string {
+	return protoimpl.X.MessageStringOf(x)
+}
+
+func (*VolumeSnapshotDeleteResponse) ProtoMessage() {}
+
+func (x *VolumeSnapshotDeleteResponse) ProtoReflect() protoreflect.Message {
+	mi := &file_capsule_v1_volume_proto_msgTypes[13]
+	if x != nil {
+		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+		if ms.LoadMessageInfo() == nil {
+			ms.StoreMessageInfo(mi)
+		}
+		return ms
+	}
+	return mi.MessageOf(x)
+}
+
+// Deprecated: Use VolumeSnapshotDeleteResponse.ProtoReflect.Descriptor instead.
+func (*VolumeSnapshotDeleteResponse) Descriptor() ([]byte, []int) {
+	return file_capsule_v1_volume_proto_rawDescGZIP(), []int{13}
+}
+
+type VolumeCloneRequest struct {
+	state protoimpl.MessageState `protogen:"open.v1"`
+	// Types that are valid to be assigned to From:
+	//
+	//	*VolumeCloneRequest_Volume
+	//	*VolumeCloneRequest_Snapshot
+	From          isVolumeCloneRequest_From `protobuf_oneof:"from"`
+	Name          string                    `protobuf:"bytes,3,opt,name=name,proto3" json:"name,omitempty"`                       // of the new volume
+	SizeMib       uint64                    `protobuf:"varint,4,opt,name=size_mib,json=sizeMib,proto3" json:"size_mib,omitempty"` // 0: as large as what it is made from
+	unknownFields protoimpl.UnknownFields
+	sizeCache     protoimpl.SizeCache
+}
+
+func (x *VolumeCloneRequest) Reset() {
+	*x = VolumeCloneRequest{}
+	mi := &file_capsule_v1_volume_proto_msgTypes[14]
+	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+	ms.StoreMessageInfo(mi)
+}
+
+func (x *VolumeCloneRequest) String() string {
+	return protoimpl.X.MessageStringOf(x)
+}
+
+func (*VolumeCloneRequest) ProtoMessage() {}
+
+func (x *VolumeCloneRequest) ProtoReflect() protoreflect.Message {
+	mi := &file_capsule_v1_volume_proto_msgTypes[14]
+	if x != nil {
+		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+		if ms.LoadMessageInfo() == nil {
+			ms.StoreMessageInfo(mi)
+		}
+		return ms
+	}
+	return mi.MessageOf(x)
+}
+
+// Deprecated: Use VolumeCloneRequest.ProtoReflect.Descriptor instead.
+func (*VolumeCloneRequest) Descriptor() ([]byte, []int) {
+	return file_capsule_v1_volume_proto_rawDescGZIP(), []int{14}
+}
+
+func (x *VolumeCloneRequest) GetFrom() isVolumeCloneRequest_From {
+	if x != nil {
+		return x.From
+	}
+	return nil
+}
+
+func (x *VolumeCloneRequest) GetVolume() string {
+	if x != nil {
+		if x, ok := x.From.(*VolumeCloneRequest_Volume); ok {
+			return x.Volume
+		}
+	}
+	return ""
+}
+
+func (x *VolumeCloneRequest) GetSnapshot() string {
+	if x != nil {
+		if x, ok := x.From.(*VolumeCloneRequest_Snapshot); ok {
+			return x.Snapshot
+		}
+	}
+	return ""
+}
+
+func (x *VolumeCloneRequest) GetName() string {
+	if x != nil {
+		return x.Name
+	}
+	return ""
+}
+
+func (x *VolumeCloneRequest) GetSizeMib() uint64 {
+	if x != nil {
+		return x.SizeMib
+	}
+	return 0
+}
+
+type isVolumeCloneRequest_From interface {
+	isVolumeCloneRequest_From()
+}
+
+type VolumeCloneRequest_Volume struct {
+	Volume string `protobuf:"bytes,1,opt,name=volume,proto3,oneof"`
+}
+
+type VolumeCloneRequest_Snapshot struct {
+	Snapshot string `protobuf:"bytes,2,opt,name=snapshot,proto3,oneof"`
+}
+
+func (*VolumeCloneRequest_Volume) isVolumeCloneRequest_From() {}
+
+func (*VolumeCloneRequest_Snapshot) isVolumeCloneRequest_From() {}
+
+type VolumeRollbackRequest struct {
+	state         protoimpl.MessageState `protogen:"open.v1"`
+	Name          string                 `protobuf:"bytes,1,opt,name=name,proto3" json:"name,omitempty"`
+	Snapshot      string                 `protobuf:"bytes,2,opt,name=snapshot,proto3" json:"snapshot,omitempty"`
+	unknownFields protoimpl.UnknownFields
+	sizeCache     protoimpl.SizeCache
+}
+
+func (x *VolumeRollbackRequest) Reset() {
+	*x = VolumeRollbackRequest{}
+	mi := &file_capsule_v1_volume_proto_msgTypes[15]
+	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+	ms.StoreMessageInfo(mi)
+}
+
+func (x *VolumeRollbackRequest) String() string {
+	return protoimpl.X.MessageStringOf(x)
+}
+
+func (*VolumeRollbackRequest) ProtoMessage() {}
+
+func (x *VolumeRollbackRequest) ProtoReflect() protoreflect.Message {
+	mi := &file_capsule_v1_volume_proto_msgTypes[15]
+	if x != nil {
+		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+		if ms.LoadMessageInfo() == nil {
+			ms.StoreMessageInfo(mi)
+		}
+		return ms
+	}
+	return mi.MessageOf(x)
+}
+
+// Deprecated: Use VolumeRollbackRequest.ProtoReflect.Descriptor instead.
+func (*VolumeRollbackRequest) Descriptor() ([]byte, []int) {
+	return file_capsule_v1_volume_proto_rawDescGZIP(), []int{15}
+}
+
+func (x *VolumeRollbackRequest) GetName() string {
+	if x != nil {
+		return x.Name
+	}
+	return ""
+}
+
+func (x *VolumeRollbackRequest) GetSnapshot() string {
+	if x != nil {
+		return x.Snapshot
+	}
+	return ""
+}
+
+type VolumeExportRequest struct {
+	state         protoimpl.MessageState `protogen:"open.v1"`
+	Name          string                 `protobuf:"bytes,1,opt,name=name,proto3" json:"name,omitempty"`
+	Raw           bool                   `protobuf:"varint,2,opt,name=raw,proto3" json:"raw,omitempty"` // without compression; else zstd with a checksum
+	unknownFields protoimpl.UnknownFields
+	sizeCache     protoimpl.SizeCache
+}
+
+func (x *VolumeExportRequest) Reset() {
+	*x = VolumeExportRequest{}
+	mi := &file_capsule_v1_volume_proto_msgTypes[16]
+	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+	ms.StoreMessageInfo(mi)
+}
+
+func (x *VolumeExportRequest) String() string {
+	return protoimpl.X.MessageStringOf(x)
+}
+
+func (*VolumeExportRequest) ProtoMessage() {}
+
+func (x *VolumeExportRequest) ProtoReflect() protoreflect.Message {
+	mi := &file_capsule_v1_volume_proto_msgTypes[16]
+	if x != nil {
+		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+		if ms.LoadMessageInfo() == nil {
+			ms.StoreMessageInfo(mi)
+		}
+		return ms
+	}
+	return mi.MessageOf(x)
+}
+
+// Deprecated: Use VolumeExportRequest.ProtoReflect.Descriptor instead.
+func (*VolumeExportRequest) Descriptor() ([]byte, []int) {
+	return file_capsule_v1_volume_proto_rawDescGZIP(), []int{16}
+}
+
+func (x *VolumeExportRequest) GetName() string {
+	if x != nil {
+		return x.Name
+	}
+	return ""
+}
+
+func (x *VolumeExportRequest) GetRaw() bool {
+	if x != nil {
+		return x.Raw
+	}
+	return false
+}
+
+type VolumeExportChunk struct {
+	state         protoimpl.MessageState `protogen:"open.v1"`
+	Data          []byte                 `protobuf:"bytes,1,opt,name=data,proto3" json:"data,omitempty"`
+	SizeBytes     uint64                 `protobuf:"varint,2,opt,name=size_bytes,json=sizeBytes,proto3" json:"size_bytes,omitempty"` // of the volume; in the first message
+	unknownFields protoimpl.UnknownFields
+	sizeCache     protoimpl.SizeCache
+}
+
+func (x *VolumeExportChunk) Reset() {
+	*x = VolumeExportChunk{}
+	mi := &file_capsule_v1_volume_proto_msgTypes[17]
+	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+	ms.StoreMessageInfo(mi)
+}
+
+func (x *VolumeExportChunk) String() string {
+	return protoimpl.X.MessageStringOf(x)
+}
+
+func (*VolumeExportChunk) ProtoMessage() {}
+
+func (x *VolumeExportChunk) ProtoReflect() protoreflect.Message {
+	mi := &file_capsule_v1_volume_proto_msgTypes[17]
+	if x != nil {
+		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+		if ms.LoadMessageInfo() == nil {
+			ms.StoreMessageInfo(mi)
+		}
+		return ms
+	}
+	return mi.MessageOf(x)
+}
+
+// Deprecated: Use VolumeExportChunk.ProtoReflect.Descriptor instead.
+func (*VolumeExportChunk) Descriptor() ([]byte, []int) {
+	return file_capsule_v1_volume_proto_rawDescGZIP(), []int{17}
+}
+
+func (x *VolumeExportChunk) GetData() []byte {
+	if x != nil {
+		return x.Data
+	}
+	return nil
+}
+
+func (x *VolumeExportChunk) GetSizeBytes() uint64 {
+	if x != nil {
+		return x.SizeBytes
+	}
+	return 0
+}
+
+type VolumeImportRequest struct {
+	state protoimpl.MessageState `protogen:"open.v1"`
+	// Types that are valid to be assigned to Msg:
+	//
+	//	*VolumeImportRequest_Metadata
+	//	*VolumeImportRequest_Chunk
+	Msg           isVolumeImportRequest_Msg `protobuf_oneof:"msg"`
+	unknownFields protoimpl.UnknownFields
+	sizeCache     protoimpl.SizeCache
+}
+
+func (x *VolumeImportRequest) Reset() {
+	*x = VolumeImportRequest{}
+	mi := &file_capsule_v1_volume_proto_msgTypes[18]
+	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+	ms.StoreMessageInfo(mi)
+}
+
+func (x *VolumeImportRequest) String() string {
+	return protoimpl.X.MessageStringOf(x)
+}
+
+func (*VolumeImportRequest) ProtoMessage() {}
+
+func (x *VolumeImportRequest) ProtoReflect() protoreflect.Message {
+	mi := &file_capsule_v1_volume_proto_msgTypes[18]
+	if x != nil {
+		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+		if ms.LoadMessageInfo() == nil {
+			ms.StoreMessageInfo(mi)
+		}
+		return ms
+	}
+	return mi.MessageOf(x)
+}
+
+// Deprecated: Use VolumeImportRequest.ProtoReflect.Descriptor instead.
+func (*VolumeImportRequest) Descriptor() ([]byte, []int) {
+	return file_capsule_v1_volume_proto_rawDescGZIP(), []int{18}
+}
+
+func (x *VolumeImportRequest) GetMsg() isVolumeImportRequest_Msg {
+	if x != nil {
+		return x.Msg
+	}
+	return nil
+}
+
+func (x *VolumeImportRequest) GetMetadata() *VolumeImportMetadata {
+	if x != nil {
+		if x, ok := x.Msg.(*VolumeImportRequest_Metadata); ok {
+			return x.Metadata
+		}
+	}
+	return nil
+}
+
+func (x *VolumeImportRequest) GetChunk() []byte {
+	if x != nil {
+		if x, ok := x.Msg.(*VolumeImportRequest_Chunk); ok {
+			return x.Chunk
+		}
+	}
+	return nil
+}
+
+type isVolumeImportRequest_Msg interface {
+	isVolumeImportRequest_Msg()
+}
+
+type VolumeImportRequest_Metadata struct {
+	Metadata *VolumeImportMetadata `protobuf:"bytes,1,opt,name=metadata,proto3,oneof"` // first message
+}
+
+type VolumeImportRequest_Chunk struct {
+	Chunk []byte `protobuf:"bytes,2,opt,name=chunk,proto3,oneof"` // of the content, plain or compressed with zstd, gzip or xz
+}
+
+func (*VolumeImportRequest_Metadata) isVolumeImportRequest_Msg() {}
+
+func (*VolumeImportRequest_Chunk) isVolumeImportRequest_Msg() {}
+
+type VolumeImportMetadata struct {
+	state         protoimpl.MessageState `protogen:"open.v1"`
+	Name          string                 `protobuf:"bytes,1,opt,name=name,proto3" json:"name,omitempty"`
+	SizeMib       uint64                 `protobuf:"varint,2,opt,name=size_mib,json=sizeMib,proto3" json:"size_mib,omitempty"`          // 0: as large as the content, at least 32 MiB
+	TotalBytes    uint64                 `protobuf:"varint,3,opt,name=total_bytes,json=totalBytes,proto3" json:"total_bytes,omitempty"` // of all chunks; 0: unknown
+	unknownFields protoimpl.UnknownFields
+	sizeCache     protoimpl.SizeCache
+}
+
+func (x *VolumeImportMetadata) Reset() {
+	*x = VolumeImportMetadata{}
+	mi := &file_capsule_v1_volume_proto_msgTypes[19]
+	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+	ms.StoreMessageInfo(mi)
+}
+
+func (x *VolumeImportMetadata) String() string {
+	return protoimpl.X.MessageStringOf(x)
+}
+
+func (*VolumeImportMetadata) ProtoMessage() {}
+
+func (x *VolumeImportMetadata) ProtoReflect() protoreflect.Message {
+	mi := &file_capsule_v1_volume_proto_msgTypes[19]
+	if x != nil {
+		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+		if ms.LoadMessageInfo() == nil {
+			ms.StoreMessageInfo(mi)
+		}
+		return ms
+	}
+	return mi.MessageOf(x)
+}
+
+// Deprecated: Use VolumeImportMetadata.ProtoReflect.Descriptor instead.
+func (*VolumeImportMetadata) Descriptor() ([]byte, []int) {
+	return file_capsule_v1_volume_proto_rawDescGZIP(), []int{19}
+}
+
+func (x *VolumeImportMetadata) GetName() string {
+	if x != nil {
+		return x.Name
+	}
+	return ""
+}
+
+func (x *VolumeImportMetadata) GetSizeMib() uint64 {
+	if x != nil {
+		return x.SizeMib
+	}
+	return 0
+}
+
+func (x *VolumeImportMetadata) GetTotalBytes() uint64 {
+	if x != nil {
+		return x.TotalBytes
+	}
+	return 0
+}
+
 var File_capsule_v1_volume_proto protoreflect.FileDescriptor
 
 const file_capsule_v1_volume_proto_rawDesc = "" +
@@ -442,13 +1119,60 @@ const file_capsule_v1_volume_proto_rawDesc = "" +
 	"\x13VolumeResizeRequest\x12\x12\n" +
 	"\x04name\x18\x01 \x01(\tR\x04name\x12 \n" +
 	"\fnew_size_mib\x18\x02 \x01(\x04R\n" +
-	"newSizeMib2\xda\x02\n" +
+	"newSizeMib\"\x83\x01\n" +
+	"\x0eVolumeSnapshot\x12\x12\n" +
+	"\x04name\x18\x01 \x01(\tR\x04name\x12\x16\n" +
+	"\x06volume\x18\x02 \x01(\tR\x06volume\x12\x1d\n" +
+	"\n" +
+	"size_bytes\x18\x03 \x01(\x04R\tsizeBytes\x12&\n" +
+	"\x0fcreated_at_unix\x18\x04 \x01(\x03R\rcreatedAtUnix\"C\n" +
+	"\x15VolumeSnapshotRequest\x12\x16\n" +
+	"\x06volume\x18\x01 \x01(\tR\x06volume\x12\x12\n" +
+	"\x04name\x18\x02 \x01(\tR\x04name\"\x1b\n" +
+	"\x19VolumeSnapshotListRequest\"V\n" +
+	"\x1aVolumeSnapshotListResponse\x128\n" +
+	"\tsnapshots\x18\x01 \x03(\v2\x1a.capsule.v1.VolumeSnapshotR\tsnapshots\"1\n" +
+	"\x1bVolumeSnapshotDeleteRequest\x12\x12\n" +
+	"\x04name\x18\x01 \x01(\tR\x04name\"\x1e\n" +
+	"\x1cVolumeSnapshotDeleteResponse\"\x83\x01\n" +
+	"\x12VolumeCloneRequest\x12\x18\n" +
+	"\x06volume\x18\x01 \x01(\tH\x00R\x06volume\x12\x1c\n" +
+	"\bsnapshot\x18\x02 \x01(\tH\x00R\bsnapshot\x12\x12\n" +
+	"\x04name\x18\x03 \x01(\tR\x04name\x12\x19\n" +
+	"\bsize_mib\x18\x04 \x01(\x04R\asizeMibB\x06\n" +
+	"\x04from\"G\n" +
+	"\x15VolumeRollbackRequest\x12\x12\n" +
+	"\x04name\x18\x01 \x01(\tR\x04name\x12\x1a\n" +
+	"\bsnapshot\x18\x02 \x01(\tR\bsnapshot\";\n" +
+	"\x13VolumeExportRequest\x12\x12\n" +
+	"\x04name\x18\x01 \x01(\tR\x04name\x12\x10\n" +
+	"\x03raw\x18\x02 \x01(\bR\x03raw\"F\n" +
+	"\x11VolumeExportChunk\x12\x12\n" +
+	"\x04data\x18\x01 \x01(\fR\x04data\x12\x1d\n" +
+	"\n" +
+	"size_bytes\x18\x02 \x01(\x04R\tsizeBytes\"t\n" +
+	"\x13VolumeImportRequest\x12>\n" +
+	"\bmetadata\x18\x01 \x01(\v2 .capsule.v1.VolumeImportMetadataH\x00R\bmetadata\x12\x16\n" +
+	"\x05chunk\x18\x02 \x01(\fH\x00R\x05chunkB\x05\n" +
+	"\x03msg\"f\n" +
+	"\x14VolumeImportMetadata\x12\x12\n" +
+	"\x04name\x18\x01 \x01(\tR\x04name\x12\x19\n" +
+	"\bsize_mib\x18\x02 \x01(\x04R\asizeMib\x12\x1f\n" +
+	"\vtotal_bytes\x18\x03 \x01(\x04R\n" +
+	"totalBytes2\xf6\x06\n" +
 	"\rVolumeService\x12=\n" +
 	"\x06Create\x12\x1f.capsule.v1.VolumeCreateRequest\x1a\x12.capsule.v1.Volume\x127\n" +
 	"\x03Get\x12\x1c.capsule.v1.VolumeGetRequest\x1a\x12.capsule.v1.Volume\x12E\n" +
 	"\x04List\x12\x1d.capsule.v1.VolumeListRequest\x1a\x1e.capsule.v1.VolumeListResponse\x12K\n" +
 	"\x06Delete\x12\x1f.capsule.v1.VolumeDeleteRequest\x1a .capsule.v1.VolumeDeleteResponse\x12=\n" +
-	"\x06Resize\x12\x1f.capsule.v1.VolumeResizeRequest\x1a\x12.capsule.v1.VolumeB0Z.cocoonstack.io/cocoon/api/capsule/v1;capsulev1b\x06proto3"
+	"\x06Resize\x12\x1f.capsule.v1.VolumeResizeRequest\x1a\x12.capsule.v1.Volume\x12I\n" +
+	"\bSnapshot\x12!.capsule.v1.VolumeSnapshotRequest\x1a\x1a.capsule.v1.VolumeSnapshot\x12]\n" +
+	"\fSnapshotList\x12%.capsule.v1.VolumeSnapshotListRequest\x1a&.capsule.v1.VolumeSnapshotListResponse\x12c\n" +
+	"\x0eSnapshotDelete\x12'.capsule.v1.VolumeSnapshotDeleteRequest\x1a(.capsule.v1.VolumeSnapshotDeleteResponse\x12;\n" +
+	"\x05Clone\x12\x1e.capsule.v1.VolumeCloneRequest\x1a\x12.capsule.v1.Volume\x12A\n" +
+	"\bRollback\x12!.capsule.v1.VolumeRollbackRequest\x1a\x12.capsule.v1.Volume\x12J\n" +
+	"\x06Export\x12\x1f.capsule.v1.VolumeExportRequest\x1a\x1d.capsule.v1.VolumeExportChunk0\x01\x12?\n" +
+	"\x06Import\x12\x1f.capsule.v1.VolumeImportRequest\x1a\x12.capsule.v1.Volume(\x01B0Z.cocoonstack.io/cocoon/api/capsule/v1;capsulev1b\x06proto3"
 
 var (
 	file_capsule_v1_volume_proto_rawDescOnce sync.Once
@@ -462,34 +1186,62 @@ func file_capsule_v1_volume_proto_rawDescGZIP() []byte {
 	return file_capsule_v1_volume_proto_rawDescData
 }
 
-var file_capsule_v1_volume_proto_msgTypes = make([]protoimpl.MessageInfo, 8)
+var file_capsule_v1_volume_proto_msgTypes = make([]protoimpl.MessageInfo, 20)
 var file_capsule_v1_volume_proto_goTypes = []any{
-	(*Volume)(nil),               // 0: capsule.v1.Volume
-	(*VolumeCreateRequest)(nil),  // 1: capsule.v1.VolumeCreateRequest
-	(*VolumeGetRequest)(nil),     // 2: capsule.v1.VolumeGetRequest
-	(*VolumeListRequest)(nil),    // 3: capsule.v1.VolumeListRequest
-	(*VolumeListResponse)(nil),   // 4: capsule.v1.VolumeListResponse
-	(*VolumeDeleteRequest)(nil),  // 5: capsule.v1.VolumeDeleteRequest
-	(*VolumeDeleteResponse)(nil), // 6: capsule.v1.VolumeDeleteResponse
-	(*VolumeResizeRequest)(nil),  // 7: capsule.v1.VolumeResizeRequest
+	(*Volume)(nil),                       // 0: capsule.v1.Volume
+	(*VolumeCreateRequest)(nil),          // 1: capsule.v1.VolumeCreateRequest
+	(*VolumeGetRequest)(nil),             // 2: capsule.v1.VolumeGetRequest
+	(*VolumeListRequest)(nil),            // 3: capsule.v1.VolumeListRequest
+	(*VolumeListResponse)(nil),           // 4: capsule.v1.VolumeListResponse
+	(*VolumeDeleteRequest)(nil),          // 5: capsule.v1.VolumeDeleteRequest
+	(*VolumeDeleteResponse)(nil),         // 6: capsule.v1.VolumeDeleteResponse
+	(*VolumeResizeRequest)(nil),          // 7: capsule.v1.VolumeResizeRequest
+	(*VolumeSnapshot)(nil),               // 8: capsule.v1.VolumeSnapshot
+	(*VolumeSnapshotRequest)(nil),        // 9: capsule.v1.VolumeSnapshotRequest
+	(*VolumeSnapshotListRequest)(nil),    // 10: capsule.v1.VolumeSnapshotListRequest
+	(*VolumeSnapshotListResponse)(nil),   // 11: capsule.v1.VolumeSnapshotListResponse
+	(*VolumeSnapshotDeleteRequest)(nil),  // 12: capsule.v1.VolumeSnapshotDeleteRequest
+	(*VolumeSnapshotDeleteResponse)(nil), // 13: capsule.v1.VolumeSnapshotDeleteResponse
+	(*VolumeCloneRequest)(nil),           // 14: capsule.v1.VolumeCloneRequest
+	(*VolumeRollbackRequest)(nil),        // 15: capsule.v1.VolumeRollbackRequest
+	(*VolumeExportRequest)(nil),          // 16: capsule.v1.VolumeExportRequest
+	(*VolumeExportChunk)(nil),            // 17: capsule.v1.VolumeExportChunk
+	(*VolumeImportRequest)(nil),          // 18: capsule.v1.VolumeImportRequest
+	(*VolumeImportMetadata)(nil),         // 19: capsule.v1.VolumeImportMetadata
 }
 var file_capsule_v1_volume_proto_depIdxs = []int32{
-	0, // 0: capsule.v1.VolumeListResponse.volumes:type_name -> capsule.v1.Volume
-	1, // 1: capsule.v1.VolumeService.Create:input_type -> capsule.v1.VolumeCreateRequest
-	2, // 2: capsule.v1.VolumeService.Get:input_type -> capsule.v1.VolumeGetRequest
-	3, // 3: capsule.v1.VolumeService.List:input_type -> capsule.v1.VolumeListRequest
-	5, // 4: capsule.v1.VolumeService.Delete:input_type -> capsule.v1.VolumeDeleteRequest
-	7, // 5: capsule.v1.VolumeService.Resize:input_type -> capsule.v1.VolumeResizeRequest
-	0, // 6: capsule.v1.VolumeService.Create:output_type -> capsule.v1.Volume
-	0, // 7: capsule.v1.VolumeService.Get:output_type -> capsule.v1.Volume
-	4, // 8: capsule.v1.VolumeService.List:output_type -> capsule.v1.VolumeListResponse
-	6, // 9: capsule.v1.VolumeService.Delete:output_type -> capsule.v1.VolumeDeleteResponse
-	0, // 10: capsule.v1.VolumeService.Resize:output_type -> capsule.v1.Volume
-	6, // [6:11] is the sub-list for method output_type
-	1, // [1:6] is the sub-list for method input_type
-	1, // [1:1] is the sub-list for extension type_name
-	1, // [1:1] is the sub-list for extension extendee
-	0, // [0:1] is the sub-list for field type_name
+	0,  // 0: capsule.v1.VolumeListResponse.volumes:type_name -> capsule.v1.Volume
+	8,  // 1: capsule.v1.VolumeSnapshotListResponse.snapshots:type_name -> capsule.v1.VolumeSnapshot
+	19, // 2: capsule.v1.VolumeImportRequest.metadata:type_name -> capsule.v1.VolumeImportMetadata
+	1,  // 3: capsule.v1.VolumeService.Create:input_type -> capsule.v1.VolumeCreateRequest
+	2,  // 4: capsule.v1.VolumeService.Get:input_type -> capsule.v1.VolumeGetRequest
+	3,  // 5: capsule.v1.VolumeService.List:input_type -> capsule.v1.VolumeListRequest
+	5,  // 6: capsule.v1.VolumeService.Delete:input_type -> capsule.v1.VolumeDeleteRequest
+	7,  // 7: capsule.v1.VolumeService.Resize:input_type -> capsule.v1.VolumeResizeRequest
+	9,  // 8: capsule.v1.VolumeService.Snapshot:input_type -> capsule.v1.VolumeSnapshotRequest
+	10, // 9: capsule.v1.VolumeService.SnapshotList:input_type -> capsule.v1.VolumeSnapshotListRequest
+	12, // 10: capsule.v1.VolumeService.SnapshotDelete:input_type -> capsule.v1.VolumeSnapshotDeleteRequest
+	14, // 11: capsule.v1.VolumeService.Clone:input_type -> capsule.v1.VolumeCloneRequest
+	15, // 12: capsule.v1.VolumeService.Rollback:input_type -> capsule.v1.VolumeRollbackRequest
+	16, // 13: capsule.v1.VolumeService.Export:input_type -> capsule.v1.VolumeExportRequest
+	18, // 14: capsule.v1.VolumeService.Import:input_type -> capsule.v1.VolumeImportRequest
+	0,  // 15: capsule.v1.VolumeService.Create:output_type -> capsule.v1.Volume
+	0,  // 16: capsule.v1.VolumeService.Get:output_type -> capsule.v1.Volume
+	4,  // 17: capsule.v1.VolumeService.List:output_type -> capsule.v1.VolumeListResponse
+	6,  // 18: capsule.v1.VolumeService.Delete:output_type -> capsule.v1.VolumeDeleteResponse
+	0,  // 19: capsule.v1.VolumeService.Resize:output_type -> capsule.v1.Volume
+	8,  // 20: capsule.v1.VolumeService.Snapshot:output_type -> capsule.v1.VolumeSnapshot
+	11, // 21: capsule.v1.VolumeService.SnapshotList:output_type -> capsule.v1.VolumeSnapshotListResponse
+	13, // 22: capsule.v1.VolumeService.SnapshotDelete:output_type -> capsule.v1.VolumeSnapshotDeleteResponse
+	0,  // 23: capsule.v1.VolumeService.Clone:output_type -> capsule.v1.Volume
+	0,  // 24: capsule.v1.VolumeService.Rollback:output_type -> capsule.v1.Volume
+	17, // 25: capsule.v1.VolumeService.Export:output_type -> capsule.v1.VolumeExportChunk
+	0,  // 26: capsule.v1.VolumeService.Import:output_type -> capsule.v1.Volume
+	15, // [15:27] is the sub-list for method output_type
+	3,  // [3:15] is the sub-list for method input_type
+	3,  // [3:3] is the sub-list for extension type_name
+	3,  // [3:3] is the sub-list for extension extendee
+	0,  // [0:3] is the sub-list for field type_name
 }
 
 func init() { file_capsule_v1_volume_proto_init() }
@@ -497,13 +1249,21 @@ func file_capsule_v1_volume_proto_init() {
 	if File_capsule_v1_volume_proto != nil {
 		return
 	}
+	file_capsule_v1_volume_proto_msgTypes[14].OneofWrappers = []any{
+		(*VolumeCloneRequest_Volume)(nil),
+		(*VolumeCloneRequest_Snapshot)(nil),
+	}
+	file_capsule_v1_volume_proto_msgTypes[18].OneofWrappers = []any{
+		(*VolumeImportRequest_Metadata)(nil),
+		(*VolumeImportRequest_Chunk)(nil),
+	}
 	type x struct{}
 	out := protoimpl.TypeBuilder{
 		File: protoimpl.DescBuilder{
 			GoPackagePath: reflect.TypeOf(x{}).PkgPath(),
 			RawDescriptor: unsafe.Slice(unsafe.StringData(file_capsule_v1_volume_proto_rawDesc), len(file_capsule_v1_volume_proto_rawDesc)),
 			NumEnums:      0,
-			NumMessages:   8,
+			NumMessages:   20,
 			NumExtensions: 0,
 			NumServices:   1,
 		},

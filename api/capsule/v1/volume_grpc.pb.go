@@ -19,11 +19,18 @@ import (
 const _ = grpc.SupportPackageIsVersion9
 
 const (
-	VolumeService_Create_FullMethodName = "/capsule.v1.VolumeService/Create"
-	VolumeService_Get_FullMethodName    = "/capsule.v1.VolumeService/Get"
-	VolumeService_List_FullMethodName   = "/capsule.v1.VolumeService/List"
-	VolumeService_Delete_FullMethodName = "/capsule.v1.VolumeService/Delete"
-	VolumeService_Resize_FullMethodName = "/capsule.v1.VolumeService/Resize"
+	VolumeService_Create_FullMethodName         = "/capsule.v1.VolumeService/Create"
+	VolumeService_Get_FullMethodName            = "/capsule.v1.VolumeService/Get"
+	VolumeService_List_FullMethodName           = "/capsule.v1.VolumeService/List"
+	VolumeService_Delete_FullMethodName         = "/capsule.v1.VolumeService/Delete"
+	VolumeService_Resize_FullMethodName         = "/capsule.v1.VolumeService/Resize"
+	VolumeService_Snapshot_FullMethodName       = "/capsule.v1.VolumeService/Snapshot"
+	VolumeService_SnapshotList_FullMethodName   = "/capsule.v1.VolumeService/SnapshotList"
+	VolumeService_SnapshotDelete_FullMethodName = "/capsule.v1.VolumeService/SnapshotDelete"
+	VolumeService_Clone_FullMethodName          = "/capsule.v1.VolumeService/Clone"
+	VolumeService_Rollback_FullMethodName       = "/capsule.v1.VolumeService/Rollback"
+	VolumeService_Export_FullMethodName         = "/capsule.v1.VolumeService/Export"
+	VolumeService_Import_FullMethodName         = "/capsule.v1.VolumeService/Import"
 )
 
 // VolumeServiceClient is the client API for VolumeService service.
@@ -41,6 +48,20 @@ type VolumeServiceClient interface {
 	Delete(ctx context.Context, in *VolumeDeleteRequest, opts ...grpc.CallOption) (*VolumeDeleteResponse, error)
 	// Resize grows a volume that is not in use. Errors: InvalidArgument for a smaller size, FailedPrecondition. Role: operate.
 	Resize(ctx context.Context, in *VolumeResizeRequest, opts ...grpc.CallOption) (*Volume, error)
+	// Snapshot keeps the content of a volume as it is. A micro-VM may run with the volume: its file systems are frozen for a moment, and the
+	// snapshot has the content of one instant. Errors: AlreadyExists, FailedPrecondition while a container runs with it. Role: operate.
+	Snapshot(ctx context.Context, in *VolumeSnapshotRequest, opts ...grpc.CallOption) (*VolumeSnapshot, error)
+	SnapshotList(ctx context.Context, in *VolumeSnapshotListRequest, opts ...grpc.CallOption) (*VolumeSnapshotListResponse, error)
+	// SnapshotDelete removes a snapshot. Volumes made from it stay. Role: operate.
+	SnapshotDelete(ctx context.Context, in *VolumeSnapshotDeleteRequest, opts ...grpc.CallOption) (*VolumeSnapshotDeleteResponse, error)
+	// Clone makes a volume with the content of another one, or of a snapshot. Errors as for Snapshot. Role: operate.
+	Clone(ctx context.Context, in *VolumeCloneRequest, opts ...grpc.CallOption) (*Volume, error)
+	// Rollback gives a volume the content of one of its snapshots, and loses what it has. Errors: FailedPrecondition while it is in use. Role: operate.
+	Rollback(ctx context.Context, in *VolumeRollbackRequest, opts ...grpc.CallOption) (*Volume, error)
+	// Export sends the content of a volume that is not in use. Only a stream that ends without an error is complete. Role: operate.
+	Export(ctx context.Context, in *VolumeExportRequest, opts ...grpc.CallOption) (grpc.ServerStreamingClient[VolumeExportChunk], error)
+	// Import makes a volume of a stream. The volume exists when the stream has arrived as a whole, or not at all. Role: operate.
+	Import(ctx context.Context, opts ...grpc.CallOption) (grpc.ClientStreamingClient[VolumeImportRequest, Volume], error)
 }
 
 type volumeServiceClient struct {
@@ -101,6 +122,88 @@ func (c *volumeServiceClient) Resize(ctx context.Context, in *VolumeResizeReques
 	return out, nil
 }
 
+func (c *volumeServiceClient) Snapshot(ctx context.Context, in *VolumeSnapshotRequest, opts ...grpc.CallOption) (*VolumeSnapshot, error) {
+	cOpts := append([]grpc.CallOption{grpc.StaticMethod()}, opts...)
+	out := new(VolumeSnapshot)
+	err := c.cc.Invoke(ctx, VolumeService_Snapshot_FullMethodName, in, out, cOpts...)
+	if err != nil {
+		return nil, err
+	}
+	return out, nil
+}
+
+func (c *volumeServiceClient) SnapshotList(ctx context.Context, in *VolumeSnapshotListRequest, opts ...grpc.CallOption) (*VolumeSnapshotListResponse, error) {
+	cOpts := append([]grpc.CallOption{grpc.StaticMethod()}, opts...)
+	out := new(VolumeSnapshotListResponse)
+	err := c.cc.Invoke(ctx, VolumeService_SnapshotList_FullMethodName, in, out, cOpts...)
+	if err != nil {
+		return nil, err
+	}
+	return out, nil
+}
+
+func (c *volumeServiceClient) SnapshotDelete(ctx context.Context, in *VolumeSnapshotDeleteRequest, opts ...grpc.CallOption) (*VolumeSnapshotDeleteResponse, error) {
+	cOpts := append([]grpc.CallOption{grpc.StaticMethod()}, opts...)
+	out := new(VolumeSnapshotDeleteResponse)
+	err := c.cc.Invoke(ctx, VolumeService_SnapshotDelete_FullMethodName, in, out, cOpts...)
+	if err != nil {
+		return nil, err
+	}
+	return out, nil
+}
+
+func (c *volumeServiceClient) Clone(ctx context.Context, in *VolumeCloneRequest, opts ...grpc.CallOption) (*Volume, error) {
+	cOpts := append([]grpc.CallOption{grpc.StaticMethod()}, opts...)
+	out := new(Volume)
+	err := c.cc.Invoke(ctx, VolumeService_Clone_FullMethodName, in, out, cOpts...)
+	if err != nil {
+		return nil, err
+	}
+	return out, nil
+}
+
+func (c *volumeServiceClient) Rollback(ctx context.Context, in *VolumeRollbackRequest, opts ...grpc.CallOption) (*Volume, error) {
+	cOpts := append([]grpc.CallOption{grpc.StaticMethod()}, opts...)
+	out := new(Volume)
+	err := c.cc.Invoke(ctx, VolumeService_Rollback_FullMethodName, in, out, cOpts...)
+	if err != nil {
+		return nil, err
+	}
+	return out, nil
+}
+
+func (c *volumeServiceClient) Export(ctx context.Context, in *VolumeExportRequest, opts ...grpc.CallOption) (grpc.ServerStreamingClient[VolumeExportChunk], error) {
+	cOpts := append([]grpc.CallOption{grpc.StaticMethod()}, opts...)
+	stream, err := c.cc.NewStream(ctx, &VolumeService_ServiceDesc.Streams[0], VolumeService_Export_FullMethodName, cOpts...)
+	if err != nil {
+		return nil, err
+	}
+	x := &grpc.GenericClientStream[VolumeExportRequest, VolumeExportChunk]{ClientStream: stream}
+	if err := x.ClientStream.SendMsg(in); err != nil {
+		return nil, err
+	}
+	if err := x.ClientStream.CloseSend(); err != nil {
+		return nil, err
+	}
+	return x, nil
+}
+
+// This type alias is provided for backwards compatibility with existing code that references the prior non-generic stream type by name.
+type VolumeService_ExportClient = grpc.ServerStreamingClient[VolumeExportChunk]
+
+func (c *volumeServiceClient) Import(ctx context.Context, opts ...grpc.CallOption) (grpc.ClientStreamingClient[VolumeImportRequest, Volume], error) {
+	cOpts := append([]grpc.CallOption{grpc.StaticMethod()}, opts...)
+	stream, err := c.cc.NewStream(ctx, &VolumeService_ServiceDesc.Streams[1], VolumeService_Import_FullMethodName, cOpts...)
+	if err != nil {
+		return nil, err
+	}
+	x := &grpc.GenericClientStream[VolumeImportRequest, Volume]{ClientStream: stream}
+	return x, nil
+}
+
+// This type alias is provided for backwards compatibility with existing code that references the prior non-generic stream type by name.
+type VolumeService_ImportClient = grpc.ClientStreamingClient[VolumeImportRequest, Volume]
+
 // VolumeServiceServer is the server API for VolumeService service.
 // All implementations must embed UnimplementedVolumeServiceServer
 // for forward compatibility.
@@ -116,6 +219,20 @@ type VolumeServiceServer interface {
 	Delete(context.Context, *VolumeDeleteRequest) (*VolumeDeleteResponse, error)
 	// Resize grows a volume that is not in use. Errors: InvalidArgument for a smaller size, FailedPrecondition. Role: operate.
 	Resize(context.Context, *VolumeResizeRequest) (*Volume, error)
+	// Snapshot keeps the content of a volume as it is. A micro-VM may run with the volume: its file systems are frozen for a moment, and the
+	// snapshot has the content of one instant. Errors: AlreadyExists, FailedPrecondition while a container runs with it. Role: operate.
+	Snapshot(context.Context, *VolumeSnapshotRequest) (*VolumeSnapshot, error)
+	SnapshotList(context.Context, *VolumeSnapshotListRequest) (*VolumeSnapshotListResponse, error)
+	// SnapshotDelete removes a snapshot. Volumes made from it stay. Role: operate.
+	SnapshotDelete(context.Context, *VolumeSnapshotDeleteRequest) (*VolumeSnapshotDeleteResponse, error)
+	// Clone makes a volume with the content of another one, or of a snapshot. Errors as for Snapshot. Role: operate.
+	Clone(context.Context, *VolumeCloneRequest) (*Volume, error)
+	// Rollback gives a volume the content of one of its snapshots, and loses what it has. Errors: FailedPrecondition while it is in use. Role: operate.
+	Rollback(context.Context, *VolumeRollbackRequest) (*Volume, error)
+	// Export sends the content of a volume that is not in use. Only a stream that ends without an error is complete. Role: operate.
+	Export(*VolumeExportRequest, grpc.ServerStreamingServer[VolumeExportChunk]) error
+	// Import makes a volume of a stream. The volume exists when the stream has arrived as a whole, or not at all. Role: operate.
+	Import(grpc.ClientStreamingServer[VolumeImportRequest, Volume]) error
 	mustEmbedUnimplementedVolumeServiceServer()
 }
 
@@ -140,6 +257,27 @@ func (UnimplementedVolumeServiceServer) Delete(context.Context, *VolumeDeleteReq
 }
 func (UnimplementedVolumeServiceServer) Resize(context.Context, *VolumeResizeRequest) (*Volume, error) {
 	return nil, status.Error(codes.Unimplemented, "method Resize not implemented")
+}
+func (UnimplementedVolumeServiceServer) Snapshot(context.Context, *VolumeSnapshotRequest) (*VolumeSnapshot, error) {
+	return nil, status.Error(codes.Unimplemented, "method Snapshot not implemented")
+}
+func (UnimplementedVolumeServiceServer) SnapshotList(context.Context, *VolumeSnapshotListRequest) (*VolumeSnapshotListResponse, error) {
+	return nil, status.Error(codes.Unimplemented, "method SnapshotList not implemented")
+}
+func (UnimplementedVolumeServiceServer) SnapshotDelete(context.Context, *VolumeSnapshotDeleteRequest) (*VolumeSnapshotDeleteResponse, error) {
+	return nil, status.Error(codes.Unimplemented, "method SnapshotDelete not implemented")
+}
+func (UnimplementedVolumeServiceServer) Clone(context.Context, *VolumeCloneRequest) (*Volume, error) {
+	return nil, status.Error(codes.Unimplemented, "method Clone not implemented")
+}
+func (UnimplementedVolumeServiceServer) Rollback(context.Context, *VolumeRollbackRequest) (*Volume, error) {
+	return nil, status.Error(codes.Unimplemented, "method Rollback not implemented")
+}
+func (UnimplementedVolumeServiceServer) Export(*VolumeExportRequest, grpc.ServerStreamingServer[VolumeExportChunk]) error {
+	return status.Error(codes.Unimplemented, "method Export not implemented")
+}
+func (UnimplementedVolumeServiceServer) Import(grpc.ClientStreamingServer[VolumeImportRequest, Volume]) error {
+	return status.Error(codes.Unimplemented, "method Import not implemented")
 }
 func (UnimplementedVolumeServiceServer) mustEmbedUnimplementedVolumeServiceServer() {}
 func (UnimplementedVolumeServiceServer) testEmbeddedByValue()                       {}
@@ -252,6 +390,114 @@ func _VolumeService_Resize_Handler(srv interface{}, ctx context.Context, dec fun
 	return interceptor(ctx, in, info, handler)
 }
 
+func _VolumeService_Snapshot_Handler(srv interface{}, ctx context.Context, dec func(interface{}) error, interceptor grpc.UnaryServerInterceptor) (interface{}, error) {
+	in := new(VolumeSnapshotRequest)
+	if err := dec(in); err != nil {
+		return nil, err
+	}
+	if interceptor == nil {
+		return srv.(VolumeServiceServer).Snapshot(ctx, in)
+	}
+	info := &grpc.UnaryServerInfo{
+		Server:     srv,
+		FullMethod: VolumeService_Snapshot_FullMethodName,
+	}
+	handler := func(ctx context.Context, req interface{}) (interface{}, error) {
+		return srv.(VolumeServiceServer).Snapshot(ctx, req.(*VolumeSnapshotRequest))
+	}
+	return interceptor(ctx, in, info, handler)
+}
+
+func _VolumeService_SnapshotList_Handler(srv interface{}, ctx context.Context, dec func(interface{}) error, interceptor grpc.UnaryServerInterceptor) (interface{}, error) {
+	in := new(VolumeSnapshotListRequest)
+	if err := dec(in); err != nil {
+		return nil, err
+	}
+	if interceptor == nil {
+		return srv.(VolumeServiceServer).SnapshotList(ctx, in)
+	}
+	info := &grpc.UnaryServerInfo{
+		Server:     srv,
+		FullMethod: VolumeService_SnapshotList_FullMethodName,
+	}
+	handler := func(ctx context.Context, req interface{}) (interface{}, error) {
+		return srv.(VolumeServiceServer).SnapshotList(ctx, req.(*VolumeSnapshotListRequest))
+	}
+	return interceptor(ctx, in, info, handler)
+}
+
+func _VolumeService_SnapshotDelete_Handler(srv interface{}, ctx context.Context, dec func(interface{}) error, interceptor grpc.UnaryServerInterceptor) (interface{}, error) {
+	in := new(VolumeSnapshotDeleteRequest)
+	if err := dec(in); err != nil {
+		return nil, err
+	}
+	if interceptor == nil {
+		return srv.(VolumeServiceServer).SnapshotDelete(ctx, in)
+	}
+	info := &grpc.UnaryServerInfo{
+		Server:     srv,
+		FullMethod: VolumeService_SnapshotDelete_FullMethodName,
+	}
+	handler := func(ctx context.Context, req interface{}) (interface{}, error) {
+		return srv.(VolumeServiceServer).SnapshotDelete(ctx, req.(*VolumeSnapshotDeleteRequest))
+	}
+	return interceptor(ctx, in, info, handler)
+}
+
+func _VolumeService_Clone_Handler(srv interface{}, ctx context.Context, dec func(interface{}) error, interceptor grpc.UnaryServerInterceptor) (interface{}, error) {
+	in := new(VolumeCloneRequest)
+	if err := dec(in); err != nil {
+		return nil, err
+	}
+	if interceptor == nil {
+		return srv.(VolumeServiceServer).Clone(ctx, in)
+	}
+	info := &grpc.UnaryServerInfo{
+		Server:     srv,
+		FullMethod: VolumeService_Clone_FullMethodName,
+	}
+	handler := func(ctx context.Context, req interface{}) (interface{}, error) {
+		return srv.(VolumeServiceServer).Clone(ctx, req.(*VolumeCloneRequest))
+	}
+	return interceptor(ctx, in, info, handler)
+}
+
+func _VolumeService_Rollback_Handler(srv interface{}, ctx context.Context, dec func(interface{}) error, interceptor grpc.UnaryServerInterceptor) (interface{}, error) {
+	in := new(VolumeRollbackRequest)
+	if err := dec(in); err != nil {
+		return nil, err
+	}
+	if interceptor == nil {
+		return srv.(VolumeServiceServer).Rollback(ctx, in)
+	}
+	info := &grpc.UnaryServerInfo{
+		Server:     srv,
+		FullMethod: VolumeService_Rollback_FullMethodName,
+	}
+	handler := func(ctx context.Context, req interface{}) (interface{}, error) {
+		return srv.(VolumeServiceServer).Rollback(ctx, req.(*VolumeRollbackRequest))
+	}
+	return interceptor(ctx, in, info, handler)
+}
+
+func _VolumeService_Export_Handler(srv interface{}, stream grpc.ServerStream) error {
+	m := new(VolumeExportRequest)
+	if err := stream.RecvMsg(m); err != nil {
+		return err
+	}
+	return srv.(VolumeServiceServer).Export(m, &grpc.GenericServerStream[VolumeExportRequest, VolumeExportChunk]{ServerStream: stream})
+}
+
+// This type alias is provided for backwards compatibility with existing code that references the prior non-generic stream type by name.
+type VolumeService_ExportServer = grpc.ServerStreamingServer[VolumeExportChunk]
+
+func _VolumeService_Import_Handler(srv interface{}, stream grpc.ServerStream) error {
+	return srv.(VolumeServiceServer).Import(&grpc.GenericServerStream[VolumeImportRequest, Volume]{ServerStream: stream})
+}
+
+// This type alias is provided for backwards compatibility with existing code that references the prior non-generic stream type by name.
+type VolumeService_ImportServer = grpc.ClientStreamingServer[VolumeImportRequest, Volume]
+
 // VolumeService_ServiceDesc is the grpc.ServiceDesc for VolumeService service.
 // It's only intended for direct use with grpc.RegisterService,
 // and not to be introspected or modified (even as a copy)
@@ -279,7 +525,38 @@ var VolumeService_ServiceDesc = grpc.ServiceDesc{
 			MethodName: "Resize",
 			Handler:    _VolumeService_Resize_Handler,
 		},
+		{
+			MethodName: "Snapshot",
+			Handler:    _VolumeService_Snapshot_Handler,
+		},
+		{
+			MethodName: "SnapshotList",
+			Handler:    _VolumeService_SnapshotList_Handler,
+		},
+		{
+			MethodName: "SnapshotDelete",
+			Handler:    _VolumeService_SnapshotDelete_Handler,
+		},
+		{
+			MethodName: "Clone",
+			Handler:    _VolumeService_Clone_Handler,
+		},
+		{
+			MethodName: "Rollback",
+			Handler:    _VolumeService_Rollback_Handler,
+		},
 	},
-	Streams:  []grpc.StreamDesc{},
+	Streams: []grpc.StreamDesc{
+		{
+			StreamName:    "Export",
+			Handler:       _VolumeService_Export_Handler,
+			ServerStreams: true,
+		},
+		{
+			StreamName:    "Import",
+			Handler:       _VolumeService_Import_Handler,
+			ClientStreams: true,
+		},
+	},
 	Metadata: "capsule/v1/volume.proto",
 }

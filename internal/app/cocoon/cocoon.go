@@ -35,6 +35,10 @@ func examine(ctx context.Context, dir string, fix bool) ([]nodewire.Check, error
 		cfg.Kubelet = kubelet(environment)
 	}
 	socket := filepath.Join(cfg.RunDir, "cocoond.sock")
+	// The daemon may keep its state elsewhere, as that of Cocoon OS does.
+	if info, err := asking(socket, (*nodeclient.Client).Info)(ctx); dir == "" && err == nil && info.StateDir != "" {
+		cfg.StateDir = info.StateDir
+	}
 	cfg.MappingProblems = asking(socket, (*nodeclient.Client).Problems)
 	cfg.Strays = asking(socket, (*nodeclient.Client).Strays)
 	cfg.Networks = asking(socket, func(c *nodeclient.Client, ctx context.Context) ([]nodewire.Network, error) {

@@ -3,6 +3,7 @@ package cocoond
 import (
 	"context"
 	"fmt"
+	"io"
 	"log/slog"
 	"os"
 	"path/filepath"
@@ -12,6 +13,7 @@ import (
 	"cocoonstack.io/cocoon/internal/appliance"
 	"cocoonstack.io/cocoon/internal/appliance/desired"
 	"cocoonstack.io/cocoon/internal/appliance/identity"
+	"cocoonstack.io/cocoon/internal/appliance/logins"
 	"cocoonstack.io/cocoon/internal/appliance/machine"
 	"cocoonstack.io/cocoon/internal/appliance/microvm"
 	"cocoonstack.io/cocoon/internal/appliance/reconcile"
@@ -26,6 +28,9 @@ const (
 	applianceState = "state.db"
 	applianceReset = "RESET_AUTH"
 
+	applianceLogins = "registries.json" // ours, as the one below
+	applianceUsed   = "tokens.used"
+
 	// applianceSeal is who the machine is, as its installation said. It is beside the state folder of Cocoon OS.
 	applianceSeal = "/perm/firstboot.json"
 )
@@ -36,6 +41,16 @@ type applianceDoor struct {
 	engine *served
 	images catalog.Images
 	log    *slog.Logger
+
+	opened []io.Closer // what the door uses until it ends
+}
+
+// close closes what the door has used.
+func (a *applianceDoor) close() {
+	for _, c := range a.opened {
+		logFailure(a.log, "the door of the appliance was not closed cleanly", c.Close())
+	}
+	a.opened = nil
 }
 
 // Run implements door. A machine whose state cannot be read stays up and says so.
@@ -50,8 +65,11 @@ func (a *applianceDoor) Run(ctx context.Context) error {
 		defer func() { logFailure(a.log, "state of the appliance not closed cleanly", docs.Close()) }()
 		var d *appliance.Door
 		if d, err = a.open(ctx, docs); err == nil {
-			return d.Run(ctx)
+			err = d.Run(ctx)
+			a.close()
+			return err
 		}
+		a.close()
 	}
 	a.workloads.set(nil)
 	if errdefs.Is(err, errdefs.DataLoss) {
@@ -67,11 +85,12 @@ func (a *applianceDoor) open(ctx context.Context, docs *sqlite.Documents) (*appl
 		}
 	}
 	who, err := identity.Open(ctx, identity.Config{
-		Documents: docs, Reset: filepath.Join(a.cfg.StateDir, applianceReset), Age: age(), Now: time.Now, Log: a.log,
+		Documents: docs, Reset: filepath.Join(a.cfg.StateDir, applianceReset), Used: filepath.Join(a.cfg.StateDir, applianceUsed), Age: age(), Now: time.Now, Log: a.log,
 	})
 	if err != nil {
 		return nil, err
 	}
+	a.opened = append(a.opened, who)
 	store, err := desired.Open(ctx, docs, time.Now, a.log)
 	if err != nil {
 		return nil, err
@@ -84,15 +103,20 @@ func (a *applianceDoor) open(ctx context.Context, docs *sqlite.Documents) (*appl
 	if a.nets.bridge != nil {
 		a.nets.bridge.SetZone(workloadNames{store})
 	}
+	known := logins.Open(filepath.Join(a.cfg.StateDir, applianceLogins))
 	drivers := map[capsulev1.WorkloadKind]reconcile.Driver{
-		capsulev1.WorkloadKind_WORKLOAD_KIND_MICRO_VM: microvm.New(a.engine, a.engine, filepath.Join(a.cfg.StateDir, "logs"), a.log),
+		capsulev1.WorkloadKind_WORKLOAD_KIND_MICRO_VM: microvm.New(microvm.Deps{
+			Engine: a.engine, Images: a.engine, Files: ownKernels{filepath.Join(a.cfg.StateDir, "files"), a.images}, Auth: known.Find,
+			Logs: filepath.Join(a.cfg.StateDir, "logs"), Log: a.log,
+		}),
 	}
 	images := []appliance.ImageStore{vmImages{a.images}}
 	if a.cfg.Appliance.Containerd != "" {
-		d, runtime, err := a.containers(ctx, store)
+		d, runtime, err := a.containers(ctx, store, known)
 		if err != nil {
 			return nil, err
 		}
+		a.opened = append(a.opened, runtime)
 		drivers[capsulev1.WorkloadKind_WORKLOAD_KIND_CONTAINER] = d
 		images = append(images, containerImages{runtime})
 	}
@@ -113,7 +137,7 @@ func (a *applianceDoor) open(ctx context.Context, docs *sqlite.Documents) (*appl
 	}, appliance.Deps{
 		Documents: docs, Identity: who, Desired: store, Log: a.log,
 		Workloads: reconcile.New(reconcile.Config{Desired: store, Drivers: drivers, Boot: boot, Now: time.Now, Log: a.log}),
-		Volumes:   a.engine.Volumes(), Images: images,
+		Volumes:   applianceVolumes{a.engine.Volumes()}, Images: images, Logins: known,
 		System: system, Uplink: a.uplink(), Listens: a.listens,
 	})
 }

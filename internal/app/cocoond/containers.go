@@ -15,6 +15,7 @@ import (
 	"cocoonstack.io/cocoon/internal/appliance"
 	"cocoonstack.io/cocoon/internal/appliance/containers"
 	"cocoonstack.io/cocoon/internal/appliance/desired"
+	"cocoonstack.io/cocoon/internal/appliance/logins"
 	"cocoonstack.io/cocoon/internal/appliance/workload"
 	"cocoonstack.io/cocoon/internal/container"
 	"cocoonstack.io/cocoon/internal/container/containerd"
@@ -27,8 +28,8 @@ import (
 )
 
 // containers makes the driver of containers, and tells the network what they have.
-func (a *applianceDoor) containers(ctx context.Context, store *desired.Store) (*containers.Driver, *containerd.Runtime, error) {
-	d, runtime, err := a.containerDriver(store, a.engine.Volumes(), a.log)
+func (a *applianceDoor) containers(ctx context.Context, store *desired.Store, known *logins.Store) (*containers.Driver, *containerd.Runtime, error) {
+	d, runtime, err := a.containerDriver(store, known, a.engine.Volumes(), a.log)
 	if err != nil {
 		return nil, nil, err
 	}
@@ -38,7 +39,7 @@ func (a *applianceDoor) containers(ctx context.Context, store *desired.Store) (*
 	return d, runtime, nil
 }
 
-func (d *daemon) containerDriver(store *desired.Store, volumes containers.Volumes, log *slog.Logger) (*containers.Driver, *containerd.Runtime, error) {
+func (d *daemon) containerDriver(store *desired.Store, known *logins.Store, volumes containers.Volumes, log *slog.Logger) (*containers.Driver, *containerd.Runtime, error) {
 	registries := map[string]containerd.Registry{}
 	for name, r := range d.cfg.Images.Registries {
 		registries[name] = containerd.Registry{Mirrors: r.Mirrors, CA: r.CA, Insecure: r.Insecure}
@@ -58,7 +59,7 @@ func (d *daemon) containerDriver(store *desired.Store, volumes containers.Volume
 		Runtime: runtime, Namespaces: netns.Folder(filepath.Join(d.cfg.RunDir, "netns")),
 		Volumes: volumes, Mounts: mounts{mounter, filepath.Join(d.cfg.RunDir, "mounted")},
 		Searches: searches, HostFiles: hostFiles, Dir: filepath.Join(d.cfg.StateDir, "nics"), Log: log,
-		Known: store.Names,
+		Known: store.Names, Auth: known.Find,
 	}
 	if d.nets.bridge != nil { // not a nil pointer in an interface
 		deps.Network = d.nets.bridge
@@ -86,7 +87,7 @@ func (d *daemon) endContainers(ctx context.Context, h *host) (end func(context.C
 		return nil, nil, errors.Join(err, docs.Close())
 	}
 	d.workloads.set(store)
-	driver, runtime, err := d.containerDriver(store, h.engine.Volumes(), d.log)
+	driver, runtime, err := d.containerDriver(store, logins.Open(filepath.Join(d.cfg.StateDir, applianceLogins)), h.engine.Volumes(), d.log)
 	if err != nil {
 		return nil, nil, errors.Join(err, docs.Close())
 	}

@@ -86,6 +86,22 @@ func newNodeIn(t *testing.T, dir string, config ...string) *node {
 
 func (n *node) start() {
 	n.t.Helper()
+	n.begin()
+	var err error
+	if n.Client, err = nodeclient.Dial(filepath.Join(n.dir, "run/cocoond.sock")); err != nil {
+		n.t.Fatal(err)
+	}
+	client := n.Client
+	n.t.Cleanup(func() { client.Close() })
+	n.until("cocoond answers", func() bool { _, err := n.Info(n.t.Context()); return err == nil })
+}
+
+// begin starts the process, unless it runs, and does not wait for it.
+func (n *node) begin() {
+	n.t.Helper()
+	if n.process != nil && n.process.ProcessState == nil {
+		return
+	}
 	log, err := os.OpenFile(filepath.Join(n.dir, "log"), os.O_CREATE|os.O_APPEND|os.O_WRONLY, 0o600)
 	if err != nil {
 		n.t.Fatal(err)
@@ -96,12 +112,6 @@ func (n *node) start() {
 	if err := n.process.Start(); err != nil {
 		n.t.Fatal(err)
 	}
-	if n.Client, err = nodeclient.Dial(filepath.Join(n.dir, "run/cocoond.sock")); err != nil {
-		n.t.Fatal(err)
-	}
-	client := n.Client
-	n.t.Cleanup(func() { client.Close() })
-	n.until("cocoond answers", func() bool { _, err := n.Info(n.t.Context()); return err == nil })
 }
 
 // crash kills cocoond with kill -9 and starts it again.

@@ -12,8 +12,10 @@ import (
 	"strconv"
 	"strings"
 	"testing"
+	"time"
 
 	"google.golang.org/grpc"
+	"google.golang.org/grpc/backoff"
 	"google.golang.org/grpc/codes"
 	"google.golang.org/grpc/credentials"
 	"google.golang.org/grpc/status"
@@ -73,7 +75,8 @@ func operate(n *node, addr string, key ed25519.PrivateKey, c *grpc.ClientConn) *
 
 func dial(t *testing.T, addr, fingerprint string, opts ...grpc.DialOption) *grpc.ClientConn {
 	t.Helper()
-	c, err := grpc.NewClient(addr, append(opts, grpc.WithTransportCredentials(credentials.NewTLS(capsulewire.PinnedTLS(fingerprint))))...)
+	again := grpc.ConnectParams{Backoff: backoff.Config{BaseDelay: 20 * time.Millisecond, Multiplier: 1.5, MaxDelay: 200 * time.Millisecond}, MinConnectTimeout: time.Second}
+	c, err := grpc.NewClient(addr, append(opts, grpc.WithConnectParams(again), grpc.WithTransportCredentials(credentials.NewTLS(capsulewire.PinnedTLS(fingerprint))))...)
 	if err != nil {
 		t.Fatal(err)
 	}

@@ -23,6 +23,7 @@ import (
 	"cocoonstack.io/cocoon/internal/container"
 	"cocoonstack.io/cocoon/internal/errdefs"
 	"cocoonstack.io/cocoon/internal/guest"
+	"cocoonstack.io/cocoon/internal/image"
 	"cocoonstack.io/cocoon/internal/network"
 	"cocoonstack.io/cocoon/internal/undo"
 	"cocoonstack.io/cocoon/internal/vm"
@@ -86,10 +87,11 @@ type Deps struct {
 	Namespaces Namespaces
 	Volumes    Volumes
 	Mounts     Mounts
-	Searches   func() []string        // search domains of the machine
-	HostFiles  func() container.Files // of the machine, for containers that share its network
-	Known      func() []string        // names of all workloads
-	Dir        string                 // for records of interfaces
+	Searches   func() []string                        // search domains of the machine
+	HostFiles  func() container.Files                 // of the machine, for containers that share its network
+	Known      func() []string                        // names of all workloads
+	Auth       func(name string) []image.RegistryAuth // the credentials for an image, if there are some
+	Dir        string                                 // for records of interfaces
 	Log        *slog.Logger
 }
 
@@ -114,7 +116,11 @@ func (d *Driver) Check(_ context.Context, w *capsulev1.Workload) error {
 
 // Prepare implements reconcile.Driver.
 func (d *Driver) Prepare(ctx context.Context, w *capsulev1.Workload) error {
-	_, err := d.deps.Runtime.EnsureImage(ctx, container.Pull{Ref: w.GetContainer().GetImage()})
+	pull := container.Pull{Ref: w.GetContainer().GetImage()}
+	for _, a := range d.deps.Auth(pull.Ref) {
+		pull.Username, pull.Password = a.Username, a.Password
+	}
+	_, err := d.deps.Runtime.EnsureImage(ctx, pull)
 	return err
 }
 

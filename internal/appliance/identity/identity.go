@@ -61,6 +61,8 @@ type Config struct {
 	Documents journal.Documents
 	// Reset is the path of a file by which somebody at the machine removes all keys; see Keeper. "": there is none.
 	Reset string
+	// Used is the path of a file with the tokens that were used and have not expired. "": they are forgotten when the daemon ends.
+	Used string
 	// Age returns the time since the machine has booted. It must not depend on the clock, which may jump.
 	Age func() time.Duration
 	Now func() time.Time
@@ -85,12 +87,19 @@ type Keeper struct {
 // Open reads the identity, and makes one at the first start.
 // Errors: DataLoss if what is stored is damaged. Then nobody can adopt the machine.
 func Open(ctx context.Context, cfg Config) (*Keeper, error) {
-	k := &Keeper{cfg: cfg, keys: map[string]Key{}, replay: newReplay()}
-	if err := k.open(ctx); err != nil {
+	k := &Keeper{cfg: cfg, keys: map[string]Key{}}
+	err := k.open(ctx)
+	if err == nil {
+		k.replay, err = openReplay(cfg.Used, cfg.Now())
+	}
+	if err != nil {
 		return nil, fmt.Errorf("identity of the machine: %w", err)
 	}
 	return k, nil
 }
+
+// Close releases the file of used tokens. The keeper is not used any more.
+func (k *Keeper) Close() error { return k.replay.close() }
 
 func (k *Keeper) open(ctx context.Context) error {
 	d, err := k.load(ctx)

@@ -56,7 +56,7 @@ func (m *machine) start() {
 
 func (m *machine) config() Config {
 	return Config{
-		Documents: m.docs, Reset: m.reset, Log: slog.New(slog.DiscardHandler),
+		Documents: m.docs, Reset: m.reset, Used: filepath.Join(m.dir, "tokens.used"), Log: slog.New(slog.DiscardHandler),
 		Age: func() time.Duration { return m.age }, Now: func() time.Time { return m.now },
 	}
 }
@@ -195,7 +195,11 @@ func TestAuthenticate(t *testing.T) {
 
 // Tokens are remembered until they expire, and their number is bounded.
 func TestReplay(t *testing.T) {
-	r, now := newReplay(), time.Unix(1_000_000, 0)
+	now := time.Unix(1_000_000, 0)
+	r, err := openReplay("", now)
+	if err != nil {
+		t.Fatal(err)
+	}
 	c := capsulewire.Claims{Kid: "k", ID: "1", Expires: now.Add(time.Minute)}
 	if err := r.see(c, now); err != nil {
 		t.Fatal(err)
@@ -212,6 +216,56 @@ func TestReplay(t *testing.T) {
 	}
 	if err := r.see(full, now.Add(2*time.Minute)); err != nil { // the first has expired
 		t.Error(err)
+	}
+}
+
+// A token that was used is refused also after a restart of the daemon, and forgotten when it has expired. The file does not grow without end.
+func TestReplayOverARestart(t *testing.T) {
+	path, now := filepath.Join(t.TempDir(), "used"), time.Unix(1_000_000, 0)
+	open := func(now time.Time) *replay {
+		t.Helper()
+		r, err := openReplay(path, now)
+		if err != nil {
+			t.Fatal(err)
+		}
+		t.Cleanup(func() { _ = r.close() })
+		return r
+	}
+	r := open(now)
+	c := capsulewire.Claims{Kid: "k", ID: "1", Expires: now.Add(time.Minute)}
+	odd := capsulewire.Claims{Kid: "k", ID: "2\n3\t4", Expires: now.Add(time.Minute)}
+	for _, c := range []capsulewire.Claims{c, odd} {
+		if err := r.see(c, now); err != nil {
+			t.Fatal(err)
+		}
+	}
+	f, err := os.OpenFile(path, os.O_APPEND|os.O_WRONLY, 0)
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer f.Close()
+	_, _ = f.WriteString("garbage\nk 5\tx\nk 6\t10000")
+	if fi, err := f.Stat(); err != nil || fi.Mode().Perm() != 0o600 {
+		t.Errorf("%v, %v", fi, err)
+	}
+	r = open(now.Add(time.Minute))
+	if err := r.see(c, now.Add(time.Minute)); !errdefs.Is(err, errdefs.Unauthenticated) || len(r.seen) != 1 {
+		t.Errorf("%v, %v", err, r.seen)
+	}
+	later := now.Add(2 * time.Minute)
+	if r = open(later); len(r.seen) != 0 {
+		t.Errorf("%v", r.seen)
+	}
+	for i := range maxExpired + 1 {
+		if err := r.see(capsulewire.Claims{Kid: "k", ID: fmt.Sprint(i), Expires: later}, later); err != nil {
+			t.Fatal(err)
+		}
+	}
+	if err := r.see(c, later.Add(2*time.Minute)); err != nil || r.lines > 2 {
+		t.Errorf("%v, %d lines", err, r.lines)
+	}
+	if fi, err := os.Stat(path); err != nil || fi.Size() > 100 {
+		t.Errorf("%v, %v", fi.Size(), err)
 	}
 }
 

@@ -92,17 +92,17 @@ func (d *Driver) Logs(ctx context.Context, name string, o reconcile.LogOptions, 
 	case o.Serial && err != nil:
 		return err
 	case o.Serial:
-		return d.engine.Logs(ctx, i.ID, guest.LogOptions{Serial: true, Follow: o.Follow, Tail: all(o.Tail)}, data(write))
+		return d.Engine.Logs(ctx, i.ID, guest.LogOptions{Serial: true, Follow: o.Follow, Tail: all(o.Tail)}, data(write))
 	}
 	wanted := all(o.Tail)
 	if wanted > 0 && alive { // what the VM has written itself comes last
 		here := 0
-		err := d.engine.Logs(ctx, i.ID, guest.LogOptions{Tail: wanted}, func(guest.LogEntry) error { here++; return nil })
+		err := d.Engine.Logs(ctx, i.ID, guest.LogOptions{Tail: wanted}, func(guest.LogEntry) error { here++; return nil })
 		if err != nil {
 			return err
 		}
 		if here >= wanted {
-			return d.engine.Logs(ctx, i.ID, guest.LogOptions{Follow: o.Follow, Tail: wanted}, data(write))
+			return d.Engine.Logs(ctx, i.ID, guest.LogOptions{Follow: o.Follow, Tail: wanted}, data(write))
 		}
 		wanted -= here
 	}
@@ -112,7 +112,7 @@ func (d *Driver) Logs(ctx context.Context, name string, o reconcile.LogOptions, 
 	if !alive {
 		return nil
 	}
-	return d.engine.Logs(ctx, i.ID, guest.LogOptions{Follow: o.Follow, Tail: -1}, data(write))
+	return d.Engine.Logs(ctx, i.ID, guest.LogOptions{Follow: o.Follow, Tail: -1}, data(write))
 }
 
 // all returns the number of lines for the engine, which takes 0 for none.

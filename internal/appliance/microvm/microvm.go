@@ -43,19 +43,26 @@ type Images interface {
 	Pull(ctx context.Context, r image.PullRequest, progress func(image.Progress)) (image.Image, error)
 }
 
+// Deps is what a Driver depends on.
+type Deps struct {
+	Engine Engine
+	Images Images
+	Files  Files
+	Auth   func(image string) []image.RegistryAuth // the credentials for an image, if there are some
+	Logs   string                                  // folder for the logs of VMs that are gone
+	Log    *slog.Logger
+}
+
 // Driver implements reconcile.Driver.
 type Driver struct {
-	engine Engine
-	images Images
-	logs   logs
+	Deps
+	logs logs
 }
 
 var _ reconcile.Driver = (*Driver)(nil)
 
-// New returns a driver that keeps logs below dir.
-func New(e Engine, i Images, dir string, log *slog.Logger) *Driver {
-	return &Driver{engine: e, images: i, logs: logs{dir: dir, log: log}}
-}
+// New returns a driver.
+func New(d Deps) *Driver { return &Driver{Deps: d, logs: logs{dir: d.Logs, log: d.Log}} }
 
 // Spec returns the VM of w. Errors: InvalidArgument, Unsupported.
 func Spec(w *capsulev1.Workload, hash string) (vm.Spec, error) {
@@ -65,10 +72,7 @@ func Spec(w *capsulev1.Workload, hash string) (vm.Spec, error) {
 	case capsulev1.MicroVMBackend_MICRO_VM_BACKEND_FIRECRACKER, capsulev1.MicroVMBackend_MICRO_VM_BACKEND_SMOLVM:
 		return vm.Spec{}, errdefs.Unsupportedf("workload %s: this machine has no driver for the backend %s; leave microVm.backend out, and the VM runs on QEMU", w.GetName(), b)
 	}
-	if m.GetKernelPath() != "" {
-		return vm.Spec{}, errdefs.Unsupportedf("workload %s: this version boots images only; put kernel and file system into one, and name it in microVm.image", w.GetName())
-	}
-	if m.GetKernelCmdlineExtra() != "" {
+	if m.GetKernelPath() == "" && m.GetKernelCmdlineExtra() != "" {
 		return vm.Spec{}, errdefs.Unsupportedf("workload %s: the kernel of an image takes no further arguments; leave microVm.kernelCmdlineExtra out", w.GetName())
 	}
 	s := vm.Spec{
@@ -86,7 +90,14 @@ func Spec(w *capsulev1.Workload, hash string) (vm.Spec, error) {
 	}
 	for _, v := range m.GetMounts() {
 		s.Volumes = append(s.Volumes, vm.Volume{Name: v.GetVolumeName(), Kind: vm.VolumeDisk, Disk: &vm.VolumeUse{Ref: v.GetVolumeName(), ReadOnly: v.GetReadOnly()}})
-		s.Mounts = append(s.Mounts, vm.Mount{Volume: v.GetVolumeName(), Path: v.GetMountPath(), ReadOnly: v.GetReadOnly()})
+		if m.GetKernelPath() == "" { // a system of its own mounts its disks itself
+			s.Mounts = append(s.Mounts, vm.Mount{Volume: v.GetVolumeName(), Path: v.GetMountPath(), ReadOnly: v.GetReadOnly()})
+		}
+	}
+	if m.GetKernelPath() != "" {
+		if err := ownKernel(w, &s); err != nil {
+			return vm.Spec{}, err
+		}
 	}
 	s = s.Default()
 	return s, s.Validate()
@@ -94,29 +105,36 @@ func Spec(w *capsulev1.Workload, hash string) (vm.Spec, error) {
 
 // Check implements reconcile.Driver.
 func (d *Driver) Check(_ context.Context, w *capsulev1.Workload) error {
-	_, err := Spec(w, "")
-	return err
+	if _, err := Spec(w, ""); err != nil || w.GetMicroVm().GetKernelPath() == "" {
+		return err
+	}
+	return d.Files.Check(w.GetMicroVm().GetKernelPath(), w.GetMicroVm().GetRootfsPath())
 }
 
 // Prepare implements reconcile.Driver.
 func (d *Driver) Prepare(ctx context.Context, w *capsulev1.Workload) error {
-	_, err := d.images.Pull(ctx, image.PullRequest{Name: w.GetMicroVm().GetImage(), Policy: image.PullIfNotPresent}, nil)
+	if w.GetMicroVm().GetKernelPath() != "" {
+		_, err := d.spec(ctx, w, "")
+		return err
+	}
+	name := w.GetMicroVm().GetImage()
+	_, err := d.Images.Pull(ctx, image.PullRequest{Name: name, Policy: image.PullIfNotPresent, Auth: d.Auth(name)}, nil)
 	return err
 }
 
 // Start implements reconcile.Driver. The engine undoes a launch that fails or is killed.
 func (d *Driver) Start(ctx context.Context, w *capsulev1.Workload, hash string) (reconcile.Instance, error) {
-	s, err := Spec(w, hash)
+	s, err := d.spec(ctx, w, hash)
 	if err != nil {
 		return reconcile.Instance{}, err
 	}
-	r, err := d.engine.Launch(ctx, s)
+	r, err := d.Engine.Launch(ctx, s)
 	return instance(r), err
 }
 
 // Stop implements reconcile.Driver.
 func (d *Driver) Stop(ctx context.Context, i reconcile.Instance, grace time.Duration) error {
-	_, err := d.engine.Stop(ctx, i.ID, grace)
+	_, err := d.Engine.Stop(ctx, i.ID, grace)
 	if errdefs.IsNotFound(err) {
 		return nil
 	}
@@ -126,10 +144,10 @@ func (d *Driver) Stop(ctx context.Context, i reconcile.Instance, grace time.Dura
 // Remove implements reconcile.Driver. The log is kept first; if that fails, as on a full disk, the VM goes all the same: it holds the
 // disk.
 func (d *Driver) Remove(ctx context.Context, i reconcile.Instance) error {
-	if err := d.logs.keep(ctx, d.engine, i); err != nil && !errdefs.IsNotFound(err) {
+	if err := d.logs.keep(ctx, d.Engine, i); err != nil && !errdefs.IsNotFound(err) {
 		d.logs.log.Warn("the log of a VM is lost", "workload", i.Name, "instance", i.ID, "err", err)
 	}
-	if err := d.engine.Remove(ctx, i.ID, true); !errdefs.IsNotFound(err) {
+	if err := d.Engine.Remove(ctx, i.ID, true); !errdefs.IsNotFound(err) {
 		return err
 	}
 	return nil
@@ -140,7 +158,7 @@ func (d *Driver) Forget(_ context.Context, name string) error { return d.logs.fo
 
 // Get implements reconcile.Driver.
 func (d *Driver) Get(ctx context.Context, name string) (reconcile.Instance, error) {
-	r, err := d.engine.Inspect(ctx, name)
+	r, err := d.Engine.Inspect(ctx, name)
 	switch {
 	case err != nil && !errdefs.IsInvalid(err):
 		return reconcile.Instance{}, err
@@ -154,7 +172,7 @@ func (d *Driver) Get(ctx context.Context, name string) (reconcile.Instance, erro
 
 // List implements reconcile.Driver.
 func (d *Driver) List(ctx context.Context) ([]reconcile.Instance, error) {
-	all, err := d.engine.List(ctx)
+	all, err := d.Engine.List(ctx)
 	if err != nil {
 		return nil, err
 	}
@@ -169,7 +187,7 @@ func (d *Driver) List(ctx context.Context) ([]reconcile.Instance, error) {
 
 // Watch implements reconcile.Driver.
 func (d *Driver) Watch(ctx context.Context, changed func(name string)) error {
-	return d.engine.Watch(ctx, -1, func(e vm.Event) error {
+	return d.Engine.Watch(ctx, -1, func(e vm.Event) error {
 		if e.Record.Spec.Labels[hashLabel] != "" {
 			changed(e.Record.Spec.Name)
 		}
@@ -183,7 +201,10 @@ func (d *Driver) Exec(ctx context.Context, name string, e guest.Exec, s guest.St
 	if err != nil {
 		return 0, err
 	}
-	return d.engine.Exec(ctx, i.ID, e, s)
+	if r, err := d.Engine.Inspect(ctx, i.ID); err == nil && r.ImageType != vm.ImageOCI {
+		return 0, errdefs.Unsupportedf("workload %s boots its own kernel and has no agent of ours, so no command runs in it; see its console: capsulectl workload logs %s", name, name)
+	}
+	return d.Engine.Exec(ctx, i.ID, e, s)
 }
 
 // instance returns the VM of a record as an instance.

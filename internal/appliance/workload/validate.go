@@ -154,8 +154,13 @@ func (v *faults) microVM(m *capsulev1.MicroVMSpec) {
 	v.that(known, "microVm.backend", "there is no backend %d", m.GetBackend())
 }
 
+// OwnImages begins the names of the images that the machine makes of kernels and file systems of its administrator. No workload names one,
+// and nobody sends one.
+const OwnImages = "capsule-own/"
+
 // image checks the name of an image roughly. The store of images says whether it is one.
 func (v *faults) image(field, name string) {
+	v.that(!strings.Contains(name, OwnImages), field, "images of %s are made by the machine; use kernelPath and rootfsPath", OwnImages)
 	v.that(name != "" && len(name) <= 512 && !strings.ContainsFunc(name, func(r rune) bool { return r <= ' ' || r > '~' }), field, "%.80q is not the name of an image", name)
 }
 

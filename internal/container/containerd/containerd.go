@@ -9,8 +9,8 @@
 // A container that is not privileged has the default capabilities and seccomp profile of containerd, its masked and read-only paths, no
 // new privileges, and a cgroup of its own, of version 1 or 2 as the node has it. The package attaches no networks and mounts no volumes.
 //
-// Limit: when this process is killed while containerd makes a task, containerd may keep the folder of that task. Start of the container is
-// FailedPrecondition then until containerd has started again, which containers do not notice.
+// When this process is killed while containerd makes a task, containerd may keep the folder of that task, and a shim that answers nothing.
+// The next start or removal of the container ends and removes both (endOrphans).
 package containerd
 
 import (

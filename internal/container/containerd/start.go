@@ -22,6 +22,9 @@ import (
 	"cocoonstack.io/cocoon/internal/errdefs"
 )
 
+// making is how long a task may take to be made.
+const making = 2 * time.Minute
+
 // shimDies is how long containerd may take to find out that a shim has died.
 const shimDies = 10 * time.Second
 
@@ -114,7 +117,9 @@ func (r *Runtime) launch(ctx context.Context, id string) error {
 	if err := shimlog.Begin(r.files(id)); err != nil {
 		return fmt.Errorf("start container %s: %w", id, err)
 	}
-	t, err := c.NewTask(ctx, cio.LogURI(r.logger(id)))
+	making, cancel := context.WithTimeout(ctx, making)
+	defer cancel()
+	t, err := c.NewTask(making, cio.LogURI(r.logger(id)))
 	if err != nil {
 		return errors.Join(refused(err, "start container %s", id), r.giveUp(ctx, id))
 	}
@@ -189,5 +194,5 @@ func (r *Runtime) removeTask(ctx context.Context, id string) error {
 	if err != nil {
 		return failed(err, "remove the task of container %s", id)
 	}
-	return nil
+	return r.endOrphans(ctx, id)
 }

@@ -1,0 +1,52 @@
+package microvm
+
+import (
+	"context"
+	"errors"
+	"log/slog"
+	"os"
+	"path/filepath"
+	"testing"
+	"time"
+
+	"cocoonstack.io/cocoon/internal/appliance/reconcile"
+	"cocoonstack.io/cocoon/internal/guest"
+)
+
+// engine is one with a VM that has a log.
+type engine struct {
+	Engine
+	removed []string
+}
+
+func (*engine) Logs(_ context.Context, _ string, _ guest.LogOptions, fn func(guest.LogEntry) error) error {
+	return fn(guest.LogEntry{Data: []byte("last words\n")})
+}
+
+func (e *engine) Remove(_ context.Context, ref string, _ bool) error {
+	e.removed = append(e.removed, ref)
+	return nil
+}
+
+// A VM is removed although its log cannot be kept: it may be what fills the disk.
+func TestRemoveWithoutItsLog(t *testing.T) {
+	e, dir := &engine{}, t.TempDir()
+	d := New(Deps{Engine: e, Logs: dir, Log: slog.New(slog.DiscardHandler)})
+	i := reconcile.Instance{Name: "web", ID: "one", StartedAt: time.Unix(1, 0)}
+	if err := d.Remove(t.Context(), i); err != nil || len(e.removed) != 1 {
+		t.Fatal(err, e.removed)
+	}
+	if files, err := d.logs.files("web"); err != nil || len(files) != 1 {
+		t.Errorf("kept: %v, %v", files, err)
+	}
+	if err := os.WriteFile(filepath.Join(dir, "full"), nil, 0o600); err != nil { // where the folder of the logs would be
+		t.Fatal(err)
+	}
+	i.Name, i.ID = "full", "two"
+	if err := d.logs.keep(t.Context(), e, i); err == nil || errors.Is(err, os.ErrNotExist) {
+		t.Fatalf("the log is kept: %v", err)
+	}
+	if err := d.Remove(t.Context(), i); err != nil || len(e.removed) != 2 {
+		t.Error(err, e.removed)
+	}
+}
