@@ -88,7 +88,7 @@ func (o ownKernels) Ready(ctx context.Context, kernel, rootfs string) (kernelIma
 	return kernelImage, rootfsImage, nil
 }
 
-func (o ownKernels) ready(ctx context.Context, what, path string, make func(ctx context.Context, image string, f *os.File, size int64) error) (string, error) {
+func (o ownKernels) ready(ctx context.Context, what, path string, store func(ctx context.Context, image string, f *os.File, size int64) error) (string, error) {
 	f, info, err := o.open(path)
 	if err != nil {
 		return "", err
@@ -103,7 +103,7 @@ func (o ownKernels) ready(ctx context.Context, what, path string, make func(ctx 
 	if _, err := o.images.Get(ctx, image); !errdefs.IsNotFound(err) {
 		return image, err
 	}
-	return image, make(ctx, image, f, info.Size())
+	return image, store(ctx, image, f, info.Size())
 }
 
 // importKernel makes an image with one file.
