@@ -123,7 +123,7 @@ func (o ownKernels) importKernel(ctx context.Context, image string, f *os.File, 
 	if err != nil {
 		return fmt.Errorf("read it: %w", err)
 	}
-	img, err := mutate.ConfigFile(noimage.Image, &registry.ConfigFile{OS: "linux", Architecture: runtime.GOARCH})
+	img, err := mutate.ConfigFile(noimage.Image, &registry.ConfigFile{OS: "linux", Architecture: runtime.GOARCH, RootFS: registry.RootFS{Type: "layers"}})
 	if err == nil {
 		img, err = mutate.AppendLayers(img, layer)
 	}
