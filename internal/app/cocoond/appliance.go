@@ -28,8 +28,9 @@ const (
 	applianceState = "state.db"
 	applianceReset = "RESET_AUTH"
 
-	applianceLogins = "registries.json" // ours, as the one below
+	applianceLogins = "registries.json" // ours, as those below
 	applianceUsed   = "tokens.used"
+	applianceFiles  = "files" // a folder that the administrator fills
 
 	// applianceSeal is who the machine is, as its installation said. It is beside the state folder of Cocoon OS.
 	applianceSeal = "/perm/firstboot.json"
@@ -104,9 +105,13 @@ func (a *applianceDoor) open(ctx context.Context, docs *sqlite.Documents) (*appl
 		a.nets.bridge.SetZone(workloadNames{store})
 	}
 	known := logins.Open(filepath.Join(a.cfg.StateDir, applianceLogins))
+	files := filepath.Join(a.cfg.StateDir, applianceFiles)
+	if err := os.MkdirAll(files, 0o700); err != nil {
+		return nil, fmt.Errorf("make the folder for kernels of VMs: %w", err)
+	}
 	drivers := map[capsulev1.WorkloadKind]reconcile.Driver{
 		capsulev1.WorkloadKind_WORKLOAD_KIND_MICRO_VM: microvm.New(microvm.Deps{
-			Engine: a.engine, Images: a.engine, Files: ownKernels{filepath.Join(a.cfg.StateDir, "files"), a.images}, Auth: known.Find,
+			Engine: a.engine, Images: a.engine, Files: ownKernels{files, a.images}, Auth: known.Find,
 			Logs: filepath.Join(a.cfg.StateDir, "logs"), Log: a.log,
 		}),
 	}

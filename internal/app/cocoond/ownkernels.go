@@ -88,7 +88,7 @@ func (o ownKernels) Ready(ctx context.Context, kernel, rootfs string) (kernelIma
 	return kernelImage, rootfsImage, nil
 }
 
-func (o ownKernels) ready(ctx context.Context, what, path string, make func(ctx context.Context, image string, f *os.File, size int64) error) (string, error) {
+func (o ownKernels) ready(ctx context.Context, what, path string, store func(ctx context.Context, image string, f *os.File, size int64) error) (string, error) {
 	f, info, err := o.open(path)
 	if err != nil {
 		return "", err
@@ -103,7 +103,7 @@ func (o ownKernels) ready(ctx context.Context, what, path string, make func(ctx 
 	if _, err := o.images.Get(ctx, image); !errdefs.IsNotFound(err) {
 		return image, err
 	}
-	return image, make(ctx, image, f, info.Size())
+	return image, store(ctx, image, f, info.Size())
 }
 
 // importKernel makes an image with one file.
@@ -123,7 +123,7 @@ func (o ownKernels) importKernel(ctx context.Context, image string, f *os.File, 
 	if err != nil {
 		return fmt.Errorf("read it: %w", err)
 	}
-	img, err := mutate.ConfigFile(noimage.Image, &registry.ConfigFile{OS: "linux", Architecture: runtime.GOARCH})
+	img, err := mutate.ConfigFile(noimage.Image, &registry.ConfigFile{OS: "linux", Architecture: runtime.GOARCH, RootFS: registry.RootFS{Type: "layers"}})
 	if err == nil {
 		img, err = mutate.AppendLayers(img, layer)
 	}

@@ -55,9 +55,21 @@ func TestStore(t *testing.T) {
 func TestRefused(t *testing.T) {
 	s := Open(filepath.Join(t.TempDir(), "registries.json"))
 	for _, x := range [][3]string{
-		{"", "a", "b"}, {"r.example/path", "a", "b"}, {"*.example", "a", "b"}, {"https://r.example", "a", "b"}, {"r.example:0", "a", "b"}, {"r.example:05000", "a", "b"},
-		{"r.example:70000", "a", "b"}, {"r example", "a", "b"}, {"::1", "a", "b"}, {"r.example", "", "b"}, {"r.example", "a:b", "b"}, {"r.example", "a", ""},
-		{"r.example", "a", "b\nc"}, {"r.example", "a", strings.Repeat("x", maxPassword+1)}, {"r.example", "a\x00", "b"},
+		{"", "a", "b"},
+		{"r.example/path", "a", "b"},
+		{"*.example", "a", "b"},
+		{"https://r.example", "a", "b"},
+		{"r.example:0", "a", "b"},
+		{"r.example:05000", "a", "b"},
+		{"r.example:70000", "a", "b"},
+		{"r example", "a", "b"},
+		{"::1", "a", "b"},
+		{"r.example", "", "b"},
+		{"r.example", "a:b", "b"},
+		{"r.example", "a", ""},
+		{"r.example", "a", "b\nc"},
+		{"r.example", "a", strings.Repeat("x", maxPassword+1)},
+		{"r.example", "a\x00", "b"},
 	} {
 		if err := s.Login(x[0], x[1], x[2]); !errdefs.IsInvalid(err) || x[2] != "" && len(x[2]) > 3 && strings.Contains(err.Error(), x[2]) {
 			t.Errorf("%q: %v", x, err)
@@ -72,7 +84,7 @@ func TestRefused(t *testing.T) {
 
 // A file that cannot be read is neither used nor replaced.
 func TestDamaged(t *testing.T) {
-	for name, make := range map[string]func(string) error{
+	for name, prepare := range map[string]func(string) error{
 		"text": func(p string) error { return os.WriteFile(p, []byte("{"), 0o600) },
 		"readable": func(p string) error {
 			return os.WriteFile(p, []byte(`{"auths": {"r.example": {"auth": "YTpi"}}}`), 0o644)
@@ -84,7 +96,7 @@ func TestDamaged(t *testing.T) {
 		"no base64": func(p string) error { return os.WriteFile(p, []byte(`{"auths": {"r.example": {"auth": "!"}}}`), 0o600) },
 	} {
 		path := filepath.Join(t.TempDir(), "registries.json")
-		if err := make(path); err != nil {
+		if err := prepare(path); err != nil {
 			t.Fatal(err)
 		}
 		before, _ := os.ReadFile(path)

@@ -36,9 +36,13 @@ func (r *Runtime) endOrphans(ctx context.Context, id string) error {
 	if err != nil {
 		return fmt.Errorf("look for shims of container %s: %w", id, err)
 	}
+	defer func() {
+		for _, p := range shims {
+			_ = p.Close()
+		}
+	}()
 	bundle, own := "", 0
 	for _, p := range shims {
-		defer p.Close()
 		args, _ := proc.Args(p.PID())
 		if cwd, err := os.Readlink(filepath.Join("/proc", strconv.Itoa(p.PID()), "cwd")); err == nil && filepath.Base(filepath.Dir(cwd)) == r.cfg.Namespace {
 			bundle = filepath.Join(filepath.Dir(cwd), id) // that of each shim is in the same folder

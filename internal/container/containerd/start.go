@@ -117,9 +117,9 @@ func (r *Runtime) launch(ctx context.Context, id string) error {
 	if err := shimlog.Begin(r.files(id)); err != nil {
 		return fmt.Errorf("start container %s: %w", id, err)
 	}
-	making, cancel := context.WithTimeout(ctx, making)
+	limited, cancel := context.WithTimeout(ctx, making)
 	defer cancel()
-	t, err := c.NewTask(making, cio.LogURI(r.logger(id)))
+	t, err := c.NewTask(limited, cio.LogURI(r.logger(id)))
 	if err != nil {
 		return errors.Join(refused(err, "start container %s", id), r.giveUp(ctx, id))
 	}
