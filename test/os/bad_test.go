@@ -32,6 +32,12 @@ var bad = []struct {
 		info:   []string{"did not get as far as its daemon", "Attempted to kill init"},
 	},
 	{
+		name:   "hangs",
+		change: script(rootFound, rootFound+"; while :; do :; done", true),
+		says:   []string{"capsule.trial=1", "root is", "capsule.trial=1", "root is"},
+		info:   []string{"did not get as far as its daemon", "the watchdog restarted the machine"},
+	},
+	{
 		name: "is truncated",
 		change: func(_ *testing.T, files map[string]string) {
 			root := files[bundle.Root]
@@ -46,12 +52,6 @@ var bad = []struct {
 		change: script(moveDev, "find /sysroot/usr/lib/modules -name 'virtio_net.ko*' -exec rm -f {} +\n"+moveDev, false),
 		says:   []string{"nobody has confirmed", "ending all processes"},
 		info:   []string{"nobody confirmed it in 3m0s", "uplink: no link has an address"},
-	},
-	{
-		name:   "hangs",
-		change: script(rootFound, rootFound+"; while :; do :; done", true),
-		says:   []string{"capsule.trial=1", "root is", "capsule.trial=1", "root is"},
-		info:   []string{"did not get as far as its daemon", "the watchdog restarted the machine"},
 	},
 	{
 		name: "has a daemon that hangs",

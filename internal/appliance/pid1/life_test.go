@@ -17,10 +17,10 @@ func (d *dog) feed() error { d.fed++; return nil }
 
 type rig struct {
 	keeper
-	dog                       dog
-	alive                     life
-	kills, restarts, onTrials int
-	isTrial                   bool
+	dog             dog
+	alive           life
+	kills, restarts int
+	isTrial         bool
 }
 
 func newRig() *rig {

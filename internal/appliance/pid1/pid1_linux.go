@@ -209,7 +209,7 @@ func (m *machine) watchTrial(orders chan<- os.Signal) {
 	if !m.onTrial() {
 		return
 	}
-	m.log.Error("nobody confirmed the update in time: restarting")
+	m.log.Error("nobody confirmed the update in time: restarting", "err", bootctl.New(BootEnvironment, m.boot).MarkBad())
 	orders <- syscall.SIGTERM
 }
 

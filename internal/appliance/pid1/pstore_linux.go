@@ -16,10 +16,8 @@ const pstoreDir = "/sys/fs/pstore"
 
 // mountPstore mounts it. A kernel without it is no error.
 func mountPstore() error {
-	if _, err := os.Stat(pstoreDir); err != nil {
-		return nil
-	}
-	if err := unix.Mount("pstore", pstoreDir, "pstore", unix.MS_NOSUID|unix.MS_NODEV|unix.MS_NOEXEC, ""); err != nil && !errors.Is(err, unix.EBUSY) {
+	err := unix.Mount("pstore", pstoreDir, "pstore", unix.MS_NOSUID|unix.MS_NODEV|unix.MS_NOEXEC, "")
+	if err != nil && !errors.Is(err, unix.EBUSY) && !errors.Is(err, unix.ENOENT) && !errors.Is(err, unix.ENODEV) {
 		return fmt.Errorf("mount %s: %w", pstoreDir, err)
 	}
 	return nil

@@ -81,7 +81,7 @@ func (u *Updater) Run(ctx context.Context) {
 		switch {
 		case !u.Pending():
 			if held {
-				u.proved()
+				u.proved(ctx)
 			}
 		case held && u.policy() == Auto && time.Since(since) >= Steady:
 			if _, _, err := u.Confirm(ctx); err != nil {
@@ -197,14 +197,14 @@ func (u *Updater) proving() bool {
 }
 
 // proved removes the copy.
-func (u *Updater) proved() {
+func (u *Updater) proved(ctx context.Context) {
 	u.mu.Lock()
 	defer u.mu.Unlock()
 	if err := u.cfg.Copies.Remove(); err != nil {
 		u.cfg.Log.Warn("the copy of the state before the update stays", "err", err)
 	}
 	u.record.Copied = false
-	if err := u.store(context.Background()); err != nil {
+	if err := u.store(ctx); err != nil {
 		u.cfg.Log.Warn("the journal of updates is not written", "err", err)
 	}
 }
