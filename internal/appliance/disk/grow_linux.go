@@ -146,7 +146,7 @@ func (g *Grower) partition(device string, data Entry) error {
 	return err
 }
 
-// setSize writes the size of the data partition into the table, by one write of one sector, and reads it back.
+// setSize writes the size of the data partition into the table, by one write that changes one sector, and reads it back.
 func setSize(f interface {
 	io.ReaderAt
 	io.WriterAt

@@ -14,7 +14,6 @@ const (
 	bootStart     = 2048 // sectors
 	bootMiB       = 256
 	maxSectors    = 1<<32 - 1 // of a disk that a master boot record can describe: 2 TiB
-	codeBytes     = diskID    // of a boot record, for machines without UEFI
 )
 
 // MinimumSize is how large a disk must be for an installation, in bytes.

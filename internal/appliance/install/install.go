@@ -1,6 +1,6 @@
 // Package install writes Cocoon OS to a disk of a machine that was started from the installer.
 //
-// It writes what makes the disk start at the very end, by one write of one sector, after everything else has been read back: whenever it is cut off, the
+// It writes what makes the disk start at the very end, by one write that changes one sector, after everything else has been read back: whenever it is cut off, the
 // machine's firmware finds nothing there that starts, and the disk can be installed again. It serves nothing.
 package install
 
