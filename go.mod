@@ -3,6 +3,7 @@ module cocoonstack.io/cocoon
 go 1.26.8
 
 require (
+	github.com/beevik/ntp v1.6.0
 	github.com/cavaliergopher/cpio v1.0.1
 	github.com/cenkalti/backoff/v5 v5.0.3
 	github.com/container-storage-interface/spec v1.12.0
@@ -79,7 +80,6 @@ require (
 require (
 	github.com/Microsoft/go-winio v0.6.3-0.20251027160822-ad3df93bed29 // indirect
 	github.com/Microsoft/hcsshim v0.15.0-rc.4 // indirect
-	github.com/beevik/ntp v1.6.0 // indirect
 	github.com/containerd/continuity v0.5.0 // indirect
 	github.com/containerd/fifo v1.1.0 // indirect
 	github.com/containerd/log v0.2.0 // indirect

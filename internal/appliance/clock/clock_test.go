@@ -70,20 +70,20 @@ func TestKeeper(t *testing.T) {
 		ctx, stop := context.WithCancel(t.Context())
 		ended := make(chan struct{})
 		go func() { defer close(ended); k.Run(ctx) }()
-		time.Sleep(time.Hour)
+		<-time.After(time.Hour)
 		p.is(t, "without a network", false, 56*365*24*time.Hour, 0, 0)
 		p.change(func() { p.down = true })
 		k.Use([]string{"a"})
-		time.Sleep(time.Minute)
+		<-time.After(time.Minute)
 		p.is(t, "without an answer", false, 56*365*24*time.Hour, 0, 0)
 		p.change(func() { p.down = false })
-		time.Sleep(maxWait)
+		<-time.After(maxWait)
 		p.mu.Lock()
 		first := p.slews // a clock that is right runs on
 		p.mu.Unlock()
 		p.is(t, "at last", true, 0, 1, first)
 		p.change(func() { p.behind, p.slews = 100*time.Millisecond, 0 })
-		time.Sleep(2 * maxPoll)
+		<-time.After(2 * maxPoll)
 		p.mu.Lock()
 		if p.behind != 0 || p.steps != 1 || p.slews == 0 {
 			t.Errorf("a small offset: %s behind, %d steps, %d slews", p.behind, p.steps, p.slews)
@@ -91,19 +91,19 @@ func TestKeeper(t *testing.T) {
 		p.slews = 0
 		p.behind = time.Hour
 		p.mu.Unlock()
-		time.Sleep(2 * maxPoll)
+		<-time.After(2 * maxPoll)
 		p.is(t, "an absurd offset by one server", true, time.Hour, 1, 0)
 		k.Use([]string{"a", "b", "liar"})
 		p.change(func() { p.lies["liar"] = -30 * time.Minute })
 		synctest.Wait()
-		time.Sleep(time.Second)
+		<-time.After(time.Second)
 		p.mu.Lock()
 		if p.behind != 0 || p.steps != 2 {
 			t.Errorf("an absurd offset by two servers: %s behind, %d steps", p.behind, p.steps)
 		}
 		p.asked = 0
 		p.mu.Unlock()
-		time.Sleep(24 * time.Hour)
+		<-time.After(24 * time.Hour)
 		p.mu.Lock()
 		if rounds := p.asked / 3; rounds < 24*3600/1200 || rounds > 24*3600/1000 {
 			t.Errorf("%d questions in a day to a server", rounds)

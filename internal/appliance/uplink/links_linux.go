@@ -127,8 +127,8 @@ func (k *links) base(ctx context.Context, c *capsulev1.NetworkConfig) (netlink.L
 		}
 		return l, nil
 	}, backoff.WithBackOff(backoff.NewConstantBackOff(200*time.Millisecond)))
-	if err != nil && late != nil && ctx.Err() != nil && c.GetLink() != "" { // static addresses may wait on it
-		return late, nil, nil
+	if late != nil && l == nil && ctx.Err() != nil && c.GetLink() != "" { // static addresses may wait on it
+		l, err = late, nil
 	}
 	return l, nil, err
 }

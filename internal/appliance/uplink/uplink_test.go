@@ -12,6 +12,7 @@ import (
 	"testing/synctest"
 	"time"
 
+	"google.golang.org/protobuf/encoding/protojson"
 	"google.golang.org/protobuf/proto"
 
 	capsulev1 "cocoonstack.io/cocoon/api/capsule/v1"
@@ -120,7 +121,7 @@ func (a *appliance) set(c *capsulev1.NetworkConfig, within time.Duration) {
 	if r, err := a.Set(a.t.Context(), c, within, false); err != nil || !r.GetTrial() || r.GetSecondsLeft() != uint32(max(within, DefaultWithin).Seconds()) && within == 0 {
 		a.t.Fatalf("set: %v, %v", r, err)
 	}
-	time.Sleep(answerTime)
+	<-time.After(answerTime)
 	synctest.Wait()
 }
 
@@ -138,7 +139,7 @@ func TestTrial(t *testing.T) {
 			t.Fatal(err)
 		}
 		a.uses("before the answer is there", first)
-		time.Sleep(answerTime)
+		<-time.After(answerTime)
 		a.uses("during the trial", wrong)
 		if g, err := a.Get(t.Context()); err != nil || !proto.Equal(g.GetTrial(), wrong) || g.GetTrialSecondsLeft() != 59 || !proto.Equal(g.GetConfirmed(), first) {
 			t.Errorf("get: %v, %v", g, err)
@@ -146,9 +147,9 @@ func TestTrial(t *testing.T) {
 		if _, err := a.Confirm(t.Context(), netip.MustParseAddr("172.20.0.1")); !errdefs.IsFailedPrecondition(err) || !strings.Contains(err.Error(), "no address of the uplink") {
 			t.Errorf("confirmed by another way: %v", err)
 		}
-		time.Sleep(58 * time.Second)
+		<-time.After(58 * time.Second)
 		a.uses("just before the deadline", wrong)
-		time.Sleep(time.Second)
+		<-time.After(time.Second)
 		a.uses("after the deadline", first)
 		if _, err := a.Confirm(t.Context(), netip.MustParseAddr("198.51.100.7")); !errdefs.IsFailedPrecondition(err) || !strings.Contains(err.Error(), "too late") {
 			t.Errorf("confirmed too late: %v", err)
@@ -156,15 +157,15 @@ func TestTrial(t *testing.T) {
 		if g, err := a.Get(t.Context()); err != nil || g.GetTrial() != nil || g.GetTrialEnded() == "" {
 			t.Errorf("get after the fall back: %v, %v", g, err)
 		}
-		time.Sleep(time.Hour)
+		<-time.After(time.Hour)
 		a.uses("an hour later", first)
 
 		a.set(right, 0)
-		time.Sleep(80 * time.Second)
+		<-time.After(80 * time.Second)
 		if _, err := a.Confirm(t.Context(), netip.MustParseAddr("::ffff:192.0.2.7")); err != nil {
 			t.Fatal(err)
 		}
-		time.Sleep(time.Hour)
+		<-time.After(time.Hour)
 		a.uses("confirmed", right)
 		if g, err := a.Get(t.Context()); err != nil || g.GetTrial() != nil || g.GetTrialEnded() != "" {
 			t.Errorf("get after the confirmation: %v, %v", g, err)
@@ -178,7 +179,7 @@ func TestTrial(t *testing.T) {
 			t.Errorf("set what is confirmed: %v, %v", r, err)
 		}
 		a.uses("set back, before the answer is there", first)
-		time.Sleep(answerTime)
+		<-time.After(answerTime)
 		a.uses("set back", right)
 		off()
 		b := newAppliance(t, Files{a.files.Keep, t.TempDir()})
@@ -224,9 +225,9 @@ func TestDaemonIsKilled(t *testing.T) {
 					t.Fatal(err)
 				}
 			}
-			time.Sleep(30 * time.Second)
+			<-time.After(30 * time.Second)
 			a.uses(step+", before the deadline", right)
-			time.Sleep(time.Hour)
+			<-time.After(time.Hour)
 			a.uses(step+", after the deadline", want)
 			off()
 		}
@@ -251,7 +252,7 @@ func TestDamage(t *testing.T) {
 		if _, err := a.Confirm(t.Context(), netip.MustParseAddr("192.0.2.7")); !errdefs.IsUnavailable(err) || !strings.Contains(err.Error(), "takes no such address") {
 			t.Errorf("confirm what is not in use: %v", err)
 		}
-		time.Sleep(2 * time.Minute)
+		<-time.After(2 * time.Minute)
 		a.uses("after a trial that could not be used", &capsulev1.NetworkConfig{})
 		a.set(fixedAt("192.0.2.8/24", ""), time.Minute)
 		if _, err := a.Confirm(t.Context(), netip.MustParseAddr("192.0.2.8")); err != nil {
@@ -260,7 +261,7 @@ func TestDamage(t *testing.T) {
 		if err := os.WriteFile(a.files.trial(), []byte(`{`), 0o600); err != nil {
 			t.Fatal(err)
 		}
-		time.Sleep(time.Minute)
+		<-time.After(time.Minute)
 		a.uses("with a damaged trial", fixedAt("192.0.2.8/24", ""))
 	})
 }
@@ -336,21 +337,12 @@ func FuzzConfirmed(f *testing.F) {
 		f.Add([]byte(seed))
 	}
 	f.Fuzz(func(t *testing.T, data []byte) {
-		files := Files{Keep: t.TempDir(), Boot: t.TempDir()}
-		if err := os.WriteFile(files.confirmed(), data, 0o600); err != nil {
-			t.Fatal(err)
-		}
-		c, err := files.Confirmed()
-		if err != nil {
-			if !errdefs.Is(err, errdefs.DataLoss) {
-				t.Errorf("%v", err)
-			}
+		c, again := &capsulev1.NetworkConfig{}, &capsulev1.NetworkConfig{}
+		if decode(data, c) != nil {
 			return
 		}
-		if err := errors.Join(Validate(c), files.keep(c)); err != nil {
-			t.Fatal(err)
-		}
-		if again, err := files.Confirmed(); err != nil || !proto.Equal(c, again) {
+		text, err := protojson.Marshal(c)
+		if err := errors.Join(err, Validate(c), decode(text, again)); err != nil || !proto.Equal(c, again) {
 			t.Errorf("%v became %v, %v", c, again, err)
 		}
 		_ = Check(c, Machine{})

@@ -47,8 +47,7 @@ func (h *Host) Use(ctx context.Context, c *capsulev1.NetworkConfig, tell func(*c
 		return err
 	}
 	u := &use{host: h, config: c, link: l, tell: tell}
-	switch c.GetIpv4().GetMethod() {
-	case capsulev1.IPv4Method_IPV4_METHOD_STATIC, capsulev1.IPv4Method_IPV4_METHOD_OFF:
+	if m := c.GetIpv4().GetMethod(); m == capsulev1.IPv4Method_IPV4_METHOD_STATIC || m == capsulev1.IPv4Method_IPV4_METHOD_OFF {
 		return u.keep(ctx)
 	}
 	return u.lease(ctx)

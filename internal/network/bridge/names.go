@@ -38,7 +38,7 @@ func (n *Network) resolve(ctx context.Context, lv *live) {
 	if lv.prefix6.IsValid() {
 		c.Guests = append(c.Guests, lv.prefix6)
 	}
-	r := resolver.New(c, n.log)
+	r := resolver.New(c)
 	for said := false; ctx.Err() == nil; {
 		var on *resolver.Sockets
 		err := n.space.Do(func() (err error) {

@@ -7,7 +7,6 @@ package resolver
 
 import (
 	"context"
-	"log/slog"
 	"net"
 	"net/netip"
 	"strings"
@@ -63,7 +62,6 @@ const (
 type Resolver struct {
 	cfg    Config
 	domain string // fully qualified
-	log    *slog.Logger
 
 	mu     sync.Mutex
 	asking map[netip.Addr]int
@@ -72,8 +70,8 @@ type Resolver struct {
 }
 
 // New returns a resolver. It serves nothing yet.
-func New(cfg Config, log *slog.Logger) *Resolver {
-	return &Resolver{cfg: cfg, domain: dns.CanonicalName(cfg.Domain), log: log, asking: map[netip.Addr]int{}}
+func New(cfg Config) *Resolver {
+	return &Resolver{cfg: cfg, domain: dns.CanonicalName(cfg.Domain), asking: map[netip.Addr]int{}}
 }
 
 // begin counts a question of a guest in, unless there are too many.

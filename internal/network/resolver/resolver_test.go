@@ -3,7 +3,6 @@ package resolver
 import (
 	"context"
 	"fmt"
-	"log/slog"
 	"net"
 	"net/netip"
 	"strings"
@@ -72,7 +71,7 @@ func newResolver(guests string, servers ...netip.AddrPort) *Resolver {
 	return New(Config{
 		Domain: "capsule.internal", Guests: []netip.Prefix{netip.MustParsePrefix(guests)}, Zone: func() Zone { return zone{} },
 		Servers: func() []netip.AddrPort { return servers }, Answered: func(string) {},
-	}, slog.New(slog.DiscardHandler))
+	})
 }
 
 func TestAnswer(t *testing.T) {
