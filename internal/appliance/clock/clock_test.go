@@ -32,6 +32,7 @@ func (p *pretender) Step(d time.Duration) error {
 	p.steps++
 	return nil
 }
+
 func (p *pretender) Slew(d time.Duration) error {
 	p.mu.Lock()
 	defer p.mu.Unlock()

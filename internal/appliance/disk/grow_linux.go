@@ -150,7 +150,8 @@ func (g *Grower) partition(device string, data Entry) error {
 func setSize(f interface {
 	io.ReaderAt
 	io.WriterAt
-}, data Entry) error {
+}, data Entry,
+) error {
 	var old, now [SectorSize]byte
 	if _, err := f.ReadAt(old[:], 0); err != nil {
 		return err
