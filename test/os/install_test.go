@@ -4,7 +4,6 @@ package appliance
 
 import (
 	"fmt"
-	"net"
 	"os"
 	"os/exec"
 	"path/filepath"
@@ -32,13 +31,6 @@ func installerMachine(t *testing.T, port int, disks ...string) (*machine, *exec.
 	return startAt(t, []string{fmt.Sprintf("hostfwd=tcp:127.0.0.1:%d-:50000", port)}, options...)
 }
 
-// freePort returns a port of this machine that nothing listens on.
-func freePort() int {
-	l := must(net.Listen("tcp", "127.0.0.1:0")) //nolint:noctx // a port that is free
-	defer l.Close()
-	return l.Addr().(*net.TCPAddr).Port
-}
-
 func sparse(t *testing.T, path string, size int64) string {
 	t.Helper()
 	f := must(os.OpenFile(path, os.O_CREATE|os.O_RDWR, 0o600))
@@ -63,7 +55,7 @@ func TestInstallation(t *testing.T) {
 		t.Fatal(err)
 	}
 	do(t, "dd", "if="+other+".head", "of="+other, "conv=notrunc", "status=none")
-	port, web := freePort(), freePort()
+	port, web := freePort(t), freePort(t)
 	m, cmd := installerMachine(t, port, target, other)
 	o := &operator{t: t, m: m, dir: t.TempDir(), addr: fmt.Sprintf("127.0.0.1:%d", port)}
 	text := m.wait(m.serial, "code, to overwrite data", "pid1: ")

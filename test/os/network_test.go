@@ -14,7 +14,7 @@ import (
 // cut; one that works stays when it was confirmed, also over a restart.
 func TestNetwork(t *testing.T) {
 	image := disk(t)
-	api, moved := freePort(), freePort()
+	api, moved := freePort(t), freePort(t)
 	forward := fmt.Sprintf("hostfwd=tcp:127.0.0.1:%d-:50000", api)
 	other := fmt.Sprintf("hostfwd=tcp:127.0.0.1:%d-10.0.2.77:50000", moved)
 	m, cmd := firmwareWith(t, image, true, []string{forward, other}, "-rtc", "base=1970-01-02")
@@ -72,11 +72,4 @@ func TestNetwork(t *testing.T) {
 	}
 	t.Logf("after a restart:\n%s", out)
 	m.off(cmd)
-}
-
-// freePort returns a port of this machine that nobody has.
-func freePort() int {
-	l := must(net.Listen("tcp", "127.0.0.1:0")) //nolint:noctx // closed at once
-	defer l.Close()
-	return l.Addr().(*net.TCPAddr).Port
 }
