@@ -4,7 +4,6 @@ package appliance
 
 import (
 	"fmt"
-	"net"
 	"strings"
 	"testing"
 	"time"
