@@ -18,7 +18,8 @@ const maxSecret = 64 << 10
 // Secret reads the first line of in, which may read more. If in is a terminal, prompt is written to out, and the terminal does not show
 // what is typed. Errors: InvalidArgument, also if the line is empty; they never quote it.
 func Secret(in io.Reader, out io.Writer, prompt string) (string, error) {
-	line, err := "", error(nil)
+	var line string
+	var err error
 	if IsTerminal(in) {
 		fmt.Fprint(out, prompt)
 		var b []byte

@@ -280,7 +280,7 @@ func FuzzTable(f *testing.F) {
 		f.Fatal(err)
 	}
 	record := l.Record(Signature)
-	f.Add(record[:], int64(2*MinimumSize))
+	f.Add(record[:], 2*MinimumSize)
 	f.Add(make([]byte, SectorSize), int64(0))
 	f.Fuzz(func(t *testing.T, b []byte, size int64) {
 		_, entries, err := ReadTable(bytes.NewReader(b))

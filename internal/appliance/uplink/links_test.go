@@ -393,7 +393,7 @@ func TestSLAAC(t *testing.T) {
 		t.Errorf("it has %q", got)
 	}
 	cancel()
-	<-ended
+	<-ended //nolint:errcheck // the context has ended it
 	c.Ipv6 = &capsulev1.NetworkIPv6{Method: capsulev1.IPv6Method_IPV6_METHOD_STATIC, Address: "2001:db8::7/64"}
 	_, off := using(t, h, c)
 	defer off()
