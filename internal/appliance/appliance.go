@@ -39,7 +39,15 @@ type Config struct {
 	Inside []string // interfaces to workloads, on which it is never announced
 
 	VolumeKind string // kind of new volumes; "": the node chooses
+
+	Ends func() bool // whether the machine ends, not only the daemon; nil: workloads always go on without it
 }
+
+// Limits of the end of the machine. Who waits for the daemon waits longer.
+const (
+	stopLimit = 45 * time.Second // of the grace period of a workload
+	endLimit  = 60 * time.Second // of all
+)
 
 // Deps is what the door depends on.
 type Deps struct {
@@ -85,7 +93,7 @@ func (d *Door) Addr(ctx context.Context) (net.Addr, error) {
 	}
 }
 
-// Run runs the workloads and serves until ctx ends. Workloads go on then. Calls in progress have a moment to end.
+// Run runs the workloads and serves until ctx ends. Workloads go on then, unless the machine ends. Calls in progress have a moment to end.
 func (d *Door) Run(ctx context.Context) error {
 	l, err := (&net.ListenConfig{}).Listen(ctx, "tcp", d.cfg.Listen)
 	if err != nil {
@@ -108,9 +116,21 @@ func (d *Door) Run(ctx context.Context) error {
 	s.GracefulStop()
 	if ctx.Err() != nil {
 		<-ended //nolint:errcheck // it ends with ctx, too
+		d.suspend(ctx)
 		return nil
 	}
 	return fmt.Errorf("the API of the appliance ended by itself: %w", first)
+}
+
+// suspend stops the workloads if the machine ends: guests write their file systems, and programs end as they are asked to.
+func (d *Door) suspend(ended context.Context) {
+	if d.cfg.Ends == nil || !d.cfg.Ends() {
+		return
+	}
+	d.deps.Log.Info("the machine ends: stopping its workloads", "op", "suspend")
+	ctx, cancel := context.WithTimeout(context.WithoutCancel(ended), endLimit)
+	defer cancel()
+	d.deps.Workloads.Suspend(ctx, stopLimit)
 }
 
 func (d *Door) server() *grpc.Server {

@@ -16,6 +16,7 @@ import (
 	"cocoonstack.io/cocoon/internal/appliance/logins"
 	"cocoonstack.io/cocoon/internal/appliance/machine"
 	"cocoonstack.io/cocoon/internal/appliance/microvm"
+	"cocoonstack.io/cocoon/internal/appliance/pid1"
 	"cocoonstack.io/cocoon/internal/appliance/reconcile"
 	"cocoonstack.io/cocoon/internal/catalog"
 	"cocoonstack.io/cocoon/internal/errdefs"
@@ -137,14 +138,20 @@ func (a *applianceDoor) open(ctx context.Context, docs *sqlite.Documents) (*appl
 		kind = lvm.Kind
 	}
 	return appliance.New(ctx, appliance.Config{
-		VolumeKind: kind,
-		Listen:     a.cfg.Appliance.Listen, Spool: filepath.Join(a.cfg.StateDir, "spool"), Silent: a.cfg.Appliance.Silent, Inside: []string{a.cfg.Network.Bridge},
+		VolumeKind: kind, Ends: a.machineEnds,
+		Listen: a.cfg.Appliance.Listen, Spool: filepath.Join(a.cfg.StateDir, "spool"), Silent: a.cfg.Appliance.Silent, Inside: []string{a.cfg.Network.Bridge},
 	}, appliance.Deps{
 		Documents: docs, Identity: who, Desired: store, Log: a.log,
 		Workloads: reconcile.New(reconcile.Config{Desired: store, Drivers: drivers, Boot: boot, Now: time.Now, Log: a.log}),
 		Volumes:   applianceVolumes{a.engine.Volumes()}, Images: images, Logins: known,
 		System: system, Uplink: a.uplink(), Listens: a.listens,
 	})
+}
+
+// machineEnds reports whether process 1 ends the daemon because it ends the machine.
+func (a *applianceDoor) machineEnds() bool {
+	_, err := os.Lstat(filepath.Join(a.cfg.RunDir, pid1.EndingFile))
+	return err == nil
 }
 
 // age returns how old the machine is. On another operating system than Cocoon's own that is the daemon: nobody reboots a laptop to try

@@ -5,7 +5,10 @@ package cocoond_test
 import (
 	"crypto/ed25519"
 	"net"
+	"os"
+	"path/filepath"
 	"strings"
+	"syscall"
 	"testing"
 
 	"google.golang.org/grpc"
@@ -13,6 +16,7 @@ import (
 	"google.golang.org/grpc/status"
 
 	capsulev1 "cocoonstack.io/cocoon/api/capsule/v1"
+	"cocoonstack.io/cocoon/internal/appliance/pid1"
 	"cocoonstack.io/cocoon/internal/capsulewire"
 )
 
@@ -168,6 +172,52 @@ func TestVMAppliance(t *testing.T) {
 	audit, err := o.identity.Audit(ctx, &capsulev1.AuditRequest{})
 	if err != nil || len(audit.GetEntries()) < 10 || audit.GetEntries()[0].GetMethod() != capsulev1.IdentityService_Adopt_FullMethodName {
 		t.Errorf("audit: %v, %v", audit, err)
+	}
+}
+
+// TestVMApplianceMachineEnds: a machine that ends asks its workloads to end, and waits for what they write; when it is back they start
+// again, whatever code they ended with. Without that, the daemon ends alone, and nobody notices.
+func TestVMApplianceMachineEnds(t *testing.T) {
+	n, o := newAppliance(t)
+	w := microVM("web", &capsulev1.MicroVMSpec{Command: []string{"sh", "-c", "trap 'sleep 1; echo bye; exit 0' TERM; echo hello; while :; do sleep 0.1; done"}})
+	w.RestartPolicy = capsulev1.RestartPolicy_RESTART_POLICY_ON_FAILURE
+	o.apply(w)
+	o.ready("web")
+	end := func() {
+		t.Helper()
+		if err := n.process.Process.Signal(syscall.SIGTERM); err != nil {
+			t.Fatal(err)
+		}
+		if err := n.process.Wait(); err != nil {
+			t.Fatal(err)
+		}
+		n.start()
+		n.until("web runs", func() bool {
+			r, err := o.workloads.Get(t.Context(), &capsulev1.WorkloadGetRequest{Name: "web"})
+			return err == nil && r.GetStatus().GetReady()
+		})
+	}
+	pid := n.ready("web").PID
+	end()
+	if now := n.ready("web").PID; now != pid {
+		t.Errorf("when the daemon ends alone, the VM is process %d, and was %d", now, pid)
+	}
+	ending := filepath.Join(n.dir, "run", pid1.EndingFile)
+	if err := os.WriteFile(ending, nil, 0o600); err != nil {
+		t.Fatal(err)
+	}
+	end()
+	if err := os.Remove(ending); err != nil {
+		t.Fatal(err)
+	}
+	o.until("web", "has started again", func(s *capsulev1.WorkloadStatus) bool { return s.GetReady() && s.GetRestartCount() == 1 })
+	got := ""
+	n.until("web says hello again", func() bool {
+		got = o.logs(&capsulev1.WorkloadLogsRequest{Name: "web"})
+		return strings.HasSuffix(got, "hello\n")
+	})
+	if !strings.HasPrefix(got, "hello\n") || !strings.HasSuffix(got, "bye\nhello\n") { // between them the shell speaks of its sleep
+		t.Errorf("log %q", got)
 	}
 }
 

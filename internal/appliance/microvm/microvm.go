@@ -80,7 +80,7 @@ func Spec(w *capsulev1.Workload, hash string) (vm.Spec, error) {
 		CPUs: int(cmp.Or(m.GetVcpus(), 1)), Memory: int64(cmp.Or(m.GetMemoryMib(), DefaultMemory)) << 20, StopGrace: workload.Grace(w),
 		Process: vm.Process{Entrypoint: m.GetCommand(), Args: m.GetArgs()},
 		NICs:    []vm.NICSpec{{}},
-		DNS:     &vm.DNS{Searches: []string{workload.Domain}},
+		DNS:     &vm.DNS{Searches: []string{workload.Domain}, Offered: true},
 	}
 	for _, name := range slices.Sorted(maps.Keys(m.GetEnv())) {
 		s.Process.Env = append(s.Process.Env, vm.EnvVar{Name: name, Value: m.GetEnv()[name]})

@@ -22,6 +22,9 @@ const (
 	endLimit     = 2 * time.Minute  // the end of all processes
 	feedEvery    = 5 * time.Second
 
+	daemonGrace = 90 * time.Second // at the end of the machine; the daemon stops the workloads then
+	childGrace  = 20 * time.Second // of the others
+
 	beatInterval = 60 * time.Second // that the daemon is told; it speaks twice in it
 	notifySocket = "/run/cocoon-alive"
 )

@@ -41,6 +41,10 @@ const (
 	ownDir  = StateDir
 	logDir  = "/run/log"
 
+	// EndingFile is in the folder of what the daemon keeps until the machine ends. It is there when the machine ends, and not only the daemon.
+	EndingFile = "machine-ends"
+	endingPath = "/run/cocoon/" + EndingFile
+
 	// StateDir is where the daemon and process 1 keep their state.
 	StateDir = permDir + "/cocoon"
 
@@ -100,9 +104,12 @@ func Run(cfg Config) error {
 		order := <-orders
 		m.log.Info("ending all processes", "signal", order)
 		stop()
-		m.children.stop(20 * time.Second)
+		m.life.begin(endLimit)
+		m.guard("say that the machine ends", func() error { return os.WriteFile(endingPath, nil, 0o600) })
+		m.children.stop(daemonGrace, childGrace)
 		m.life.begin(endLimit) // after the end of the daemon
 		m.end(order)
+		_ = os.Remove(endingPath)
 		ctx, stop = context.WithCancel(context.Background())
 		m.log.Error("the machine goes on: the kernel did not end it")
 		m.children.start(ctx)

@@ -46,35 +46,56 @@ type supervisor struct {
 	logs     string // folder
 	life     *life  // of the watched child; nil: nobody wants to know
 
+	done  sync.WaitGroup
+	ended map[string]chan struct{} // of each child, closed when it is not started again
+
 	mu      sync.Mutex
 	running map[string]*os.Process
-	done    sync.WaitGroup
 	outputs map[string]*os.File
 }
 
 func newSupervisor(children []Child, r *reaper, log *slog.Logger, logs string) *supervisor {
-	return &supervisor{children: children, reaper: r, log: log, logs: logs, running: map[string]*os.Process{}, outputs: map[string]*os.File{}}
+	return &supervisor{children: children, reaper: r, log: log, logs: logs, ended: map[string]chan struct{}{}, running: map[string]*os.Process{}, outputs: map[string]*os.File{}}
 }
 
 // start keeps the children running until ctx ends.
 func (s *supervisor) start(ctx context.Context) {
 	for _, c := range s.children {
-		s.done.Go(func() { s.keep(ctx, c) })
+		ended := make(chan struct{})
+		s.ended[c.Name] = ended
+		s.done.Go(func() {
+			defer close(ended)
+			s.keep(ctx, c)
+		})
 	}
 }
 
-// stop asks the children to end, kills those that have not after grace, and waits for them. Preconditions: the context of start has ended.
-func (s *supervisor) stop(grace time.Duration) {
-	s.signal(unix.SIGTERM)
-	kill := time.AfterFunc(grace, func() { s.signal(unix.SIGKILL) })
+// stop asks the children to end, kills those that have not in time, and waits for them. The watched child is the first one, because it needs the others while it
+// ends. Preconditions: start was called, and its context has ended.
+func (s *supervisor) stop(watched, others time.Duration) {
+	for _, c := range s.children {
+		if !c.Watched {
+			continue
+		}
+		s.signal(unix.SIGTERM, c.Name)
+		kill := time.AfterFunc(watched, func() { s.signal(unix.SIGKILL, c.Name) })
+		<-s.ended[c.Name]
+		kill.Stop()
+	}
+	s.signal(unix.SIGTERM, "")
+	kill := time.AfterFunc(others, func() { s.signal(unix.SIGKILL, "") })
 	s.done.Wait()
 	kill.Stop()
 }
 
-func (s *supervisor) signal(signal unix.Signal) {
+// signal sends a signal to the child of that name; "": to all.
+func (s *supervisor) signal(signal unix.Signal, only string) {
 	s.mu.Lock()
 	defer s.mu.Unlock()
 	for name, p := range s.running {
+		if only != "" && name != only {
+			continue
+		}
 		if err := p.Signal(signal); err != nil {
 			s.log.Warn("not signalled", "child", name, "err", err)
 		}

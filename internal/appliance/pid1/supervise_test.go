@@ -42,9 +42,32 @@ func TestChildIsKeptRunning(t *testing.T) {
 		return string(b) == "turn said\nturn said\n"
 	})
 	stop()
-	s.stop(time.Minute) // sleep ends with SIGTERM
+	s.stop(time.Minute, time.Minute) // sleep ends with SIGTERM
 	if len(s.running) != 0 {
 		t.Errorf("still running: %v", s.running)
+	}
+}
+
+// The watched child ends first: it needs the others while it ends.
+func TestDaemonEndsBeforeWhatItNeeds(t *testing.T) {
+	dir := t.TempDir()
+	out := filepath.Join(dir, "out")
+	s := newSupervisor([]Child{
+		{Name: "needed", Path: "/bin/sh", Args: []string{"-c", `echo $$ >"$DIR/pid"; exec sleep 600`}, Env: []string{"DIR=" + dir}},
+		{
+			Name: "daemon", Path: "/bin/sh", Env: []string{"DIR=" + dir}, Watched: true,
+			Args: []string{"-c", `trap 'sleep 0.2; kill -0 "$(cat "$DIR/pid")" && echo there >"$DIR/out"; exit' TERM; : >"$DIR/ready"; while :; do sleep 0.05; done`},
+		},
+	}, newReaper(), slog.New(slog.DiscardHandler), dir)
+	ctx, stop := context.WithCancel(t.Context())
+	s.start(ctx)
+	for _, name := range []string{"pid", "ready"} {
+		waitFor(t, func() bool { _, err := os.Stat(filepath.Join(dir, name)); return err == nil })
+	}
+	stop()
+	s.stop(time.Minute, time.Minute)
+	if b, _ := os.ReadFile(out); string(b) != "there\n" || len(s.running) != 0 {
+		t.Errorf("it saw %q, and still running are %v", b, s.running)
 	}
 }
 

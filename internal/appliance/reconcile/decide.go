@@ -71,7 +71,8 @@ func ended(r *workload.Row, s seen) (reason, message string) {
 	st.ExitCode, st.FinishedAtUnix, st.Ready = i.ExitCode, unix(i.EndedAt), false
 	defer func() { status(r, seen{now: s.now}) }()
 	deliberate := !r.Runs() || i.Hash != r.Hash()
-	lost := i.ExitCode == nil && r.Boot != "" && r.Boot != s.boot
+	paused := r.Paused == i.ID
+	lost := paused || i.ExitCode == nil && r.Boot != "" && r.Boot != s.boot
 	unwell := ""
 	if r.Unwell == i.ID {
 		unwell = r.Why
@@ -80,13 +81,13 @@ func ended(r *workload.Row, s seen) (reason, message string) {
 	if lost {
 		reason, message = "MachineRebooted", "it ended when the machine did"
 	}
-	r.Instance, r.Unwell, r.Why = i.ID, "", ""
+	r.Instance, r.Unwell, r.Why, r.Paused = i.ID, "", "", ""
 	st.Reason, st.Message = reason, message
 	switch {
 	case deliberate:
 		r.Next, r.Delay = time.Time{}, 0
 		return "Stopped", message
-	case !again(r.Workload.GetRestartPolicy(), i.ExitCode, unwell != ""):
+	case !again(r.Workload.GetRestartPolicy(), i.ExitCode, unwell != "" || paused):
 		r.Done = r.Hash()
 		return reason, message
 	}

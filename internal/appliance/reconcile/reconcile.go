@@ -14,6 +14,7 @@ import (
 
 	capsulev1 "cocoonstack.io/cocoon/api/capsule/v1"
 	"cocoonstack.io/cocoon/internal/appliance/desired"
+	"cocoonstack.io/cocoon/internal/appliance/workload"
 	"cocoonstack.io/cocoon/internal/errdefs"
 	"cocoonstack.io/cocoon/internal/probing"
 )
@@ -78,6 +79,44 @@ func (r *Reconciler) Run(ctx context.Context) error {
 			}
 		}
 	}
+}
+
+// Suspend stops the instances of all workloads, because the machine ends: each has its grace period, but limit at most. They start again
+// when the machine is back, unless they never do so. Preconditions: Run has returned.
+func (r *Reconciler) Suspend(ctx context.Context, limit time.Duration) {
+	var all sync.WaitGroup
+	for _, row := range r.cfg.Desired.List() {
+		all.Go(func() {
+			if err := r.suspend(ctx, row, limit); err != nil {
+				r.cfg.Log.Warn("a workload is not stopped before the machine ends", "workload", row.Name(), "err", err)
+			}
+		})
+	}
+	all.Wait()
+}
+
+func (r *Reconciler) suspend(ctx context.Context, row workload.Row, limit time.Duration) error {
+	d, err := r.Driver(row.Workload)
+	if err != nil {
+		return err
+	}
+	i, err := d.Get(ctx, row.Name())
+	switch {
+	case errdefs.IsNotFound(err):
+		return nil
+	case err != nil:
+		return err
+	case i.State == Ended:
+		return nil
+	}
+	_, err = r.cfg.Desired.Change(ctx, row.Name(), func(row *workload.Row) error { // first: how it ends must not decide what follows
+		row.Paused = i.ID
+		return nil
+	})
+	if err != nil {
+		return err
+	}
+	return d.Stop(ctx, i, min(workload.Grace(row.Workload), limit))
 }
 
 // watch follows the instances of one kind.

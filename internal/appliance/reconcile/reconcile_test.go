@@ -140,6 +140,7 @@ type rig struct {
 	docs *journaltest.Documents
 	s    *desired.Store
 	boot string
+	r    *Reconciler
 	stop func()
 }
 
@@ -159,12 +160,13 @@ func (r *rig) start() {
 	}
 	ctx, cancel := context.WithCancel(context.Background())
 	ended := make(chan struct{})
+	r.r = New(Config{
+		Desired: r.s, Boot: r.boot, Now: time.Now, Log: slog.New(slog.DiscardHandler),
+		Drivers: map[capsulev1.WorkloadKind]Driver{capsulev1.WorkloadKind_WORKLOAD_KIND_CONTAINER: r.f},
+	})
 	go func() {
 		defer close(ended)
-		_ = New(Config{
-			Desired: r.s, Boot: r.boot, Now: time.Now, Log: slog.New(slog.DiscardHandler),
-			Drivers: map[capsulev1.WorkloadKind]Driver{capsulev1.WorkloadKind_WORKLOAD_KIND_CONTAINER: r.f},
-		}).Run(ctx)
+		_ = r.r.Run(ctx)
 	}()
 	r.stop = sync.OnceFunc(func() { cancel(); <-ended })
 	synctest.Wait()
@@ -356,6 +358,38 @@ func TestMachineReboots(t *testing.T) {
 			t.Errorf("events %v", events)
 		}
 	})
+}
+
+// A machine that ends stops its workloads, whatever code they end with, and starts them again when it is back, except those that never start again, and those that
+// had ended before.
+func TestMachineEnds(t *testing.T) {
+	for policy, back := range map[capsulev1.RestartPolicy]bool{
+		capsulev1.RestartPolicy_RESTART_POLICY_ALWAYS:     true,
+		capsulev1.RestartPolicy_RESTART_POLICY_ON_FAILURE: true, // with code 0, too
+		capsulev1.RestartPolicy_RESTART_POLICY_NEVER:      false,
+	} {
+		t.Run(policy.String(), func(t *testing.T) {
+			bubble(t, func(r *rig) {
+				r.t = t
+				r.apply(&capsulev1.Workload{Name: "web", RestartPolicy: policy})
+				r.apply(&capsulev1.Workload{Name: "job", RestartPolicy: capsulev1.RestartPolicy_RESTART_POLICY_ON_FAILURE})
+				r.f.end("job", 0)
+				r.is("start web, start job, remove job", "RUNNING", "Running")
+				r.stop()
+				r.r.Suspend(t.Context(), time.Second)
+				if did := r.f.did(); did != "stop web" {
+					t.Errorf("did %q", did)
+				}
+				r.boot = "boot-2"
+				r.start()
+				if back {
+					r.is("remove web, start web", "RUNNING", "Running")
+				} else {
+					r.is("remove web", "STOPPED", "MachineRebooted")
+				}
+			})
+		})
+	}
 }
 
 // What cannot start is tried again, each time later, and at once when it shall be something else.

@@ -43,37 +43,37 @@ func TestAuto(t *testing.T) {
 	b := newBox(t)
 	synctest.Test(t, func(t *testing.T) {
 		b.t = t
-		b.runs = []string{"db", "web"}
+		b.runs.set([]string{"db", "web"})
 		b.trial(Options{Policy: Auto})
-		b.failing = "no address"
-		b.runs = []string{"db"}
+		b.failing.set("no address")
+		b.runs.set([]string{"db"})
 		b.run(t, time.Minute)
 		if s := b.u.State(); s.Policy != Auto || s.Failing != "uplink: no address" || s.Pending != bootctl.B {
 			t.Errorf("%+v", s)
 		}
-		b.failing = ""
+		b.failing.set("")
 		<-time.After(time.Minute)
 		if s := b.u.State(); s.Failing != "workloads: web ran before the update, and not yet again" || s.Pending != bootctl.B {
 			t.Errorf("%+v", s)
 		}
-		b.runs = []string{"web", "db"}
+		b.runs.set([]string{"web", "db"})
 		<-time.After(Steady - time.Second)
 		b.is(bootctl.B, bootctl.B, "v1", false)
 		<-time.After(3 * gateEvery)
 		b.is(bootctl.B, bootctl.None, "v2", false)
-		if b.copies.update == "" {
+		if b.copies.update.get() == "" {
 			t.Error("the copy of the state is gone before a start without a trial")
 		}
 		b.loader()
-		b.failing = "no address"
+		b.failing.set("no address")
 		b.run(t, time.Hour)
-		if b.copies.update == "" {
+		if b.copies.update.get() == "" {
 			t.Error("the copy of the state is gone before all gates held")
 		}
-		b.failing = ""
+		b.failing.set("")
 		<-time.After(2 * gateEvery)
-		if b.copies.update != "" || b.restarts != 0 {
-			t.Errorf("the copy %q of the state is left, %d restarts", b.copies.update, b.restarts)
+		if b.copies.update.get() != "" || b.restarts.get() != 0 {
+			t.Errorf("the copy %q of the state is left, %d restarts", b.copies.update.get(), b.restarts.get())
 		}
 	})
 }
@@ -85,7 +85,7 @@ func TestOperatorPolicies(t *testing.T) {
 		synctest.Test(t, func(t *testing.T) {
 			b.t = t
 			b.trial(Options{Policy: policy})
-			b.failing = "no address"
+			b.failing.set("no address")
 			b.run(t, time.Minute)
 			_, _, err := b.u.Confirm(t.Context())
 			if want != 0 && errdefs.ClassOf(err) != want || want == 0 && err != nil {
@@ -94,7 +94,7 @@ func TestOperatorPolicies(t *testing.T) {
 			if want == 0 {
 				return
 			}
-			b.failing = ""
+			b.failing.set("")
 			<-time.After(2 * time.Minute)
 			b.is(bootctl.B, bootctl.B, "v1", false) // not by itself
 			if _, _, err := b.u.Confirm(t.Context()); err != nil {
@@ -110,10 +110,10 @@ func TestReport(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		b.t = t
 		b.trial(Options{Policy: Auto, Deadline: 2 * time.Minute})
-		b.failing = "no address"
+		b.failing.set("no address")
 		b.u.Run(t.Context())
-		if age := b.age(); b.restarts != 1 || age < 2*time.Minute || age > 2*time.Minute+gateEvery {
-			t.Errorf("%d restarts at %v", b.restarts, age)
+		if age := b.age(); b.restarts.get() != 1 || age < 2*time.Minute || age > 2*time.Minute+gateEvery {
+			t.Errorf("%d restarts at %v", b.restarts.get(), age)
 		}
 	})
 	b.t = t

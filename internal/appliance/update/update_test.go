@@ -13,6 +13,7 @@ import (
 	"slices"
 	"strconv"
 	"strings"
+	"sync"
 	"testing"
 	"testing/synctest"
 	"time"
@@ -28,6 +29,24 @@ func key(name string) ed25519.PrivateKey {
 	return ed25519.NewKeyFromSeed(seed[:])
 }
 
+// shared is a variable of a test and of the updater that runs beside it.
+type shared[T any] struct {
+	mu sync.Mutex
+	v  T
+}
+
+func (s *shared[T]) set(v T) {
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	s.v = v
+}
+
+func (s *shared[T]) get() T {
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	return s.v
+}
+
 // box is a machine with two slots, which are files.
 type box struct {
 	t        *testing.T
@@ -35,10 +54,10 @@ type box struct {
 	boot     bootctl.Boot
 	version  string
 	age      func() time.Duration
-	restarts int
+	restarts shared[int]
 	boots    int
-	failing  string   // what the gate says
-	runs     []string // workloads
+	failing  shared[string]   // what the gate says
+	runs     shared[[]string] // workloads
 	watchdog bool
 	crash    string
 	copies   *copies
@@ -88,12 +107,12 @@ func (b *box) start() {
 	b.u, err = Open(b.t.Context(), Config{
 		Boot: b.boot, Control: bootctl.New(filepath.Join(b.dir, "env"), b.boot), Keys: []ed25519.PublicKey{key("ours").Public().(ed25519.PublicKey)},
 		Version: b.version, Arch: "amd64", Slot: func(s bootctl.Slot) (string, error) { return filepath.Join(b.dir, "slot_"+string(s)), nil },
-		BootDir: filepath.Join(b.dir, "boot"), Documents: b.docs, Restart: func() error { b.restarts++; return nil },
+		BootDir: filepath.Join(b.dir, "boot"), Documents: b.docs, Restart: func() error { b.restarts.set(b.restarts.get() + 1); return nil },
 		Age: func() time.Duration { return b.age() }, Log: slog.New(slog.DiscardHandler),
 		Gates:   []Gate{{"uplink", func(context.Context) error { return b.gate() }}},
-		Running: func() []string { return b.runs },
+		Running: func() []string { return b.runs.get() },
 		Missing: func(ran []string) []string {
-			return slices.DeleteFunc(slices.Clone(ran), func(name string) bool { return slices.Contains(b.runs, name) })
+			return slices.DeleteFunc(slices.Clone(ran), func(name string) bool { return slices.Contains(b.runs.get(), name) })
 		},
 		Copies: b.copies, Dir: filepath.Join(b.dir, "update"), BootID: strconv.Itoa(b.boots), Watchdog: func() bool { return b.watchdog }, Crash: func() string { return b.crash },
 	})
@@ -109,26 +128,26 @@ func (b *box) clock() {
 }
 
 func (b *box) gate() error {
-	if b.failing == "" {
-		return nil
+	if failing := b.failing.get(); failing != "" {
+		return errors.New(failing)
 	}
-	return errors.New(b.failing)
+	return nil
 }
 
 // copies are those of the state.
 type copies struct {
 	err    error
-	update string // whose copy there is
+	update shared[string] // whose copy there is
 }
 
 func (c *copies) Take(_ context.Context, update string) error {
 	if c.err == nil {
-		c.update = update
+		c.update.set(update)
 	}
 	return c.err
 }
 
-func (c *copies) Remove() error { c.update = ""; return nil }
+func (c *copies) Remove() error { c.update.set(""); return nil }
 
 // loader counts a try down, and starts what the environment says.
 func (b *box) loader() {
@@ -254,8 +273,8 @@ func TestRollback(t *testing.T) {
 		b.loader()
 		b.clock()
 		b.u.Run(t.Context())
-		if b.restarts != 1 {
-			t.Errorf("%d restarts at the deadline", b.restarts)
+		if b.restarts.get() != 1 {
+			t.Errorf("%d restarts at the deadline", b.restarts.get())
 		}
 		b.loader()
 		b.is(bootctl.A, bootctl.None, "v1", true)

@@ -41,6 +41,7 @@ type Past struct {
 	Started  time.Time     `json:"started_at,omitzero"` // of the last start
 	Unwell   string        `json:"unwell,omitempty"`    // id of the instance that is replaced because of Why
 	Why      string        `json:"why,omitempty"`       // one sentence for a person
+	Paused   string        `json:"paused,omitempty"`    // id of the instance that was stopped because the machine ends
 }
 
 // stored is the form of a Row in the store.
