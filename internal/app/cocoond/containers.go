@@ -152,12 +152,12 @@ func (m mounts) Mount(ctx context.Context, disk vm.Disk, id vm.ID, volume string
 // Unmount implements containers.Mounts.
 func (m mounts) Unmount(ctx context.Context, id vm.ID) error {
 	dir := filepath.Join(m.root, string(id))
-	all, err := m.List(dir)
-	if err != nil {
+	all, err := os.ReadDir(dir) // also folders on which a daemon that was killed did not mount any more
+	if err != nil && !errors.Is(err, fs.ErrNotExist) {
 		return err
 	}
 	for _, x := range all {
-		if err := m.Mounter.Unmount(ctx, x.Dir); err != nil {
+		if err := m.Mounter.Unmount(ctx, filepath.Join(dir, x.Name())); err != nil {
 			return err
 		}
 	}
