@@ -42,7 +42,8 @@ func Listen(ctx context.Context, path, group string) (net.Listener, error) {
 	// The file that bind creates gets the mode of the socket: restrict it before the file exists.
 	lc := net.ListenConfig{Control: func(_, _ string, raw syscall.RawConn) error {
 		var err error
-		return errors.Join(raw.Control(func(fd uintptr) { err = syscall.Fchmod(int(fd), 0o600) }), err)
+		called := raw.Control(func(fd uintptr) { err = syscall.Fchmod(int(fd), 0o600) })
+		return errors.Join(called, err)
 	}}
 	l, err := lc.Listen(ctx, "unix", short)
 	if err != nil {

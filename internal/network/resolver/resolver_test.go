@@ -249,3 +249,12 @@ func FuzzQuestion(f *testing.F) {
 		}
 	})
 }
+
+// Sockets that cannot be bound to their link are not opened: they would answer everybody.
+func TestListenNeedsTheLink(t *testing.T) {
+	s, err := Listen(t.Context(), "no-such-link", []netip.AddrPort{netip.MustParseAddrPort("127.0.0.1:0")})
+	if err == nil {
+		s.Close()
+		t.Fatal("it listens on all links")
+	}
+}

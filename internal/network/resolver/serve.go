@@ -33,10 +33,11 @@ func Listen(ctx context.Context, name string, addrs []netip.AddrPort) (_ *Socket
 		}
 	}()
 	l := &net.ListenConfig{Control: func(_, _ string, c syscall.RawConn) error {
-		var err error
-		return errors.Join(c.Control(func(fd uintptr) {
-			err = errors.Join(unix.BindToDevice(int(fd), name), unix.SetsockoptInt(int(fd), unix.SOL_IP, unix.IP_FREEBIND, 1))
-		}), err)
+		var bound error
+		called := c.Control(func(fd uintptr) {
+			bound = errors.Join(unix.BindToDevice(int(fd), name), unix.SetsockoptInt(int(fd), unix.SOL_IP, unix.IP_FREEBIND, 1))
+		})
+		return errors.Join(called, bound)
 	}}
 	for _, a := range addrs {
 		udp, err := l.ListenPacket(ctx, "udp", a.String())
