@@ -208,7 +208,7 @@ func labelOf(name string) (string, bool) {
 	return label, label != "" && printable(label)
 }
 
-// address returns what to connect to: an IPv4 address if there is one, and link-local ones last.
+// address returns the address to connect to. It prefers IPv4. It returns a link-local address only if there is no other one.
 func address(addrs []netip.Addr, port uint16) string {
 	best := slices.SortedFunc(slices.Values(addrs), func(a, b netip.Addr) int { return cmp.Or(preference(a)-preference(b), a.Compare(b)) })
 	if len(best) == 0 || port == 0 {

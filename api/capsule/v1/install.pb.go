@@ -65,7 +65,7 @@ type InstallStatusResponse struct {
 	TargetSizeBytes uint64                 `protobuf:"varint,4,opt,name=target_size_bytes,json=targetSizeBytes,proto3" json:"target_size_bytes,omitempty"`
 	Targets         []string               `protobuf:"bytes,5,rep,name=targets,proto3" json:"targets,omitempty"`
 	Version         string                 `protobuf:"bytes,6,opt,name=version,proto3" json:"version,omitempty"`
-	Disks           []*InstallDisk         `protobuf:"bytes,100,rep,name=disks,proto3" json:"disks,omitempty"`          // of targets, in the same order
+	Disks           []*InstallDisk         `protobuf:"bytes,100,rep,name=disks,proto3" json:"disks,omitempty"`          // the disks of targets, in the same order
 	Open            bool                   `protobuf:"varint,101,opt,name=open,proto3" json:"open,omitempty"`           // the person at the console said that data may be overwritten without the code
 	Installed       bool                   `protobuf:"varint,102,opt,name=installed,proto3" json:"installed,omitempty"` // the one installation took place; who asked for it gets its result again
 	unknownFields   protoimpl.UnknownFields

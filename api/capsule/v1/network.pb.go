@@ -486,7 +486,7 @@ func (*NetworkGetRequest) Descriptor() ([]byte, []int) {
 type NetworkGetResponse struct {
 	state            protoimpl.MessageState `protogen:"open.v1"`
 	Confirmed        *NetworkConfig         `protobuf:"bytes,1,opt,name=confirmed,proto3" json:"confirmed,omitempty"` // what the machine starts with
-	Trial            *NetworkConfig         `protobuf:"bytes,2,opt,name=trial,proto3" json:"trial,omitempty"`         // not set: there is none
+	Trial            *NetworkConfig         `protobuf:"bytes,2,opt,name=trial,proto3" json:"trial,omitempty"`         // the configuration on trial; unset if there is no trial
 	TrialSecondsLeft uint32                 `protobuf:"varint,3,opt,name=trial_seconds_left,json=trialSecondsLeft,proto3" json:"trial_seconds_left,omitempty"`
 	TrialEnded       string                 `protobuf:"bytes,4,opt,name=trial_ended,json=trialEnded,proto3" json:"trial_ended,omitempty"` // why the last trial since the start of the machine has ended without a confirmation; "": it has not
 	State            *NetworkState          `protobuf:"bytes,5,opt,name=state,proto3" json:"state,omitempty"`

@@ -216,7 +216,7 @@ func (c *churn) change(ctx context.Context) {
 	}
 }
 
-// settle waits until all workloads run as at the beginning, and looks what there is of them.
+// settle applies and starts all workloads, and waits until they run. Then it checks what the machine has of them.
 func (c *churn) settle() {
 	t := c.n.t
 	t.Helper()
@@ -304,7 +304,7 @@ func (c *churn) zombies() (all []string) {
 	return all
 }
 
-// ours reports whether a process is the daemon, or has a file of the test in its arguments.
+// ours reports whether the test has started a process: the daemon, or a process with a path of the test in its arguments.
 func (c *churn) ours(p string) bool {
 	args, _ := os.ReadFile(filepath.Join(p, "cmdline"))
 	return bytes.Contains(args, []byte(c.n.dir+"/")) || bytes.Contains(args, []byte(c.d.State+"/"))

@@ -105,7 +105,9 @@ func Run(cfg Config) error {
 		m.log.Info("ending all processes", "signal", order)
 		stop()
 		m.life.begin(endLimit)
-		m.guard("say that the machine ends", func() error { return os.WriteFile(endingPath, nil, 0o600) })
+		if !m.installer { // the installer runs no workloads
+			m.guard("say that the machine ends", func() error { return os.WriteFile(endingPath, nil, 0o600) })
+		}
 		m.children.stop(daemonGrace, childGrace)
 		m.life.begin(endLimit) // after the end of the daemon
 		m.end(order)

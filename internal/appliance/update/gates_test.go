@@ -104,7 +104,7 @@ func TestOperatorPolicies(t *testing.T) {
 	}
 }
 
-// What a trial ended by is told by the system after it, also if that has the state of before.
+// After a trial, the good system says why the trial ended. It says so even if its state is older than the trial.
 func TestReport(t *testing.T) {
 	b := newBox(t)
 	synctest.Test(t, func(t *testing.T) {

@@ -20,7 +20,7 @@ import (
 	"cocoonstack.io/cocoon/internal/errdefs"
 )
 
-// Domain is that of the names of workloads on the bridge: NAME.capsule.internal. Top-level domain internal is nobody's in the world.
+// Domain is the DNS domain of workloads on the bridge: a workload is NAME.capsule.internal. ICANN reserves the top-level domain internal for private use.
 const Domain = "capsule.internal"
 
 // Row is one workload, as it is stored.

@@ -79,7 +79,7 @@ func TestFolder(t *testing.T) {
 	}
 }
 
-// A daemon was killed between making the file and mounting the namespace on it, or two daemons have mounted one each.
+// A daemon was killed after it made the file and before it mounted the namespace. Or two daemons have each mounted a namespace.
 func TestFolderAfterACrash(t *testing.T) {
 	testns.Require(t)
 	f := netns.Folder(t.TempDir())
