@@ -67,6 +67,9 @@ func (v *volumes) Import(stream capsulev1.VolumeService_ImportServer) error {
 	if err := workload.ValidateName(meta.GetName()); err != nil {
 		return err
 	}
+	if err := v.door.mayTouch(stream.Context(), meta.GetName()); err != nil {
+		return err
+	}
 	spec := volume.Spec{Kind: v.door.cfg.VolumeKind, Name: meta.GetName()}
 	if meta.GetSizeMib() != 0 {
 		if spec.Size, err = mib(meta.GetSizeMib()); err != nil {

@@ -10,7 +10,7 @@ import (
 	"cocoonstack.io/cocoon/internal/volume"
 )
 
-// snapshot returns the snapshot of exactly that name, if it is the operator's.
+// snapshot returns the snapshot of exactly that name, if it is the operator's and the caller may touch its volume.
 func (v *volumes) snapshot(ctx context.Context, name string) (volume.Snapshot, error) {
 	if err := workload.ValidateName(name); err != nil {
 		return volume.Snapshot{}, err
@@ -19,12 +19,15 @@ func (v *volumes) snapshot(ctx context.Context, name string) (volume.Snapshot, e
 	if err == nil && (found.Name != name || !found.Owner.Operator()) || errdefs.IsInvalid(err) {
 		err = errdefs.NotFoundf("there is no snapshot %q of a volume", name)
 	}
-	return found, err
+	if err != nil {
+		return found, err
+	}
+	return found, v.door.mayTouch(ctx, found.Source)
 }
 
 // copyable returns the volume of exactly that name, unless a container runs with it: nobody can freeze its file system.
 func (v *volumes) copyable(ctx context.Context, name string) (volume.Volume, error) {
-	x, err := v.door.volume(ctx, name)
+	x, err := v.own(ctx, name)
 	if err != nil {
 		return x, err
 	}
@@ -85,6 +88,9 @@ func (v *volumes) Clone(ctx context.Context, req *capsulev1.VolumeCloneRequest) 
 	if err := workload.ValidateName(req.GetName()); err != nil {
 		return nil, err
 	}
+	if err := v.door.mayTouch(ctx, req.GetName()); err != nil {
+		return nil, err
+	}
 	spec := volume.Spec{Name: req.GetName()}
 	if req.GetSizeMib() != 0 {
 		var err error
@@ -139,7 +145,7 @@ func (v *volumes) Rollback(ctx context.Context, req *capsulev1.VolumeRollbackReq
 
 // idle returns the volume of exactly that name, unless a workload runs with it.
 func (v *volumes) idle(ctx context.Context, name string) (volume.Volume, error) {
-	x, err := v.door.volume(ctx, name)
+	x, err := v.own(ctx, name)
 	if err != nil {
 		return x, err
 	}

@@ -51,6 +51,15 @@ func (d *Door) volume(ctx context.Context, name string) (volume.Volume, error) {
 	return found, err
 }
 
+// own returns the volume of exactly that name, if the caller may touch it.
+func (v *volumes) own(ctx context.Context, name string) (volume.Volume, error) {
+	x, err := v.door.volume(ctx, name)
+	if err != nil {
+		return x, err
+	}
+	return x, v.door.mayTouch(ctx, name)
+}
+
 // users returns the workloads that name a volume, and those of them that shall run.
 func (v *volumes) users(name string) (named, running []string) {
 	for _, r := range v.door.deps.Desired.List() {
@@ -83,6 +92,9 @@ func mib(n uint64) (int64, error) {
 // Create implements capsulev1.VolumeServiceServer.
 func (v *volumes) Create(ctx context.Context, req *capsulev1.VolumeCreateRequest) (*capsulev1.Volume, error) {
 	if err := workload.ValidateName(req.GetName()); err != nil {
+		return nil, err
+	}
+	if err := v.door.mayTouch(ctx, req.GetName()); err != nil {
 		return nil, err
 	}
 	size, err := mib(cmp.Or(req.GetSizeMib(), defaultVolume))
@@ -122,7 +134,7 @@ func (v *volumes) List(ctx context.Context, _ *capsulev1.VolumeListRequest) (*ca
 
 // Delete implements capsulev1.VolumeServiceServer.
 func (v *volumes) Delete(ctx context.Context, req *capsulev1.VolumeDeleteRequest) (*capsulev1.VolumeDeleteResponse, error) {
-	if _, err := v.door.volume(ctx, req.GetName()); err != nil {
+	if _, err := v.own(ctx, req.GetName()); err != nil {
 		return nil, err
 	}
 	named, running := v.users(req.GetName())

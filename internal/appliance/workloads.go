@@ -52,7 +52,7 @@ func (s *workloads) Apply(ctx context.Context, req *capsulev1.WorkloadApplyReque
 		// Whoever may not reach into the machine may not change a workload that does either.
 		for _, o := range others {
 			if o.Name() == w.GetName() {
-				if err := s.mayChange(ctx, o); err != nil {
+				if err := mayChange(ctx, o); err != nil {
 					return err
 				}
 			}
@@ -91,9 +91,13 @@ func (d *Door) taken(ctx context.Context, w *capsulev1.Workload) error {
 	return nil
 }
 
-// volumesExist returns FailedPrecondition if a volume of w does not exist, except for those that are coming.
+// volumesExist returns FailedPrecondition if a volume of w does not exist, except for those that are coming, and PermissionDenied for one
+// that the caller may not touch.
 func (s *workloads) volumesExist(ctx context.Context, w *capsulev1.Workload, coming []string) error {
 	for _, name := range workload.Volumes(w) {
+		if err := s.door.mayTouch(ctx, name); err != nil {
+			return err
+		}
 		if slices.Contains(coming, name) {
 			continue
 		}
@@ -108,9 +112,22 @@ func (s *workloads) volumesExist(ctx context.Context, w *capsulev1.Workload, com
 }
 
 // mayChange returns PermissionDenied for a workload that reaches into the machine, unless the caller owns the machine.
-func (s *workloads) mayChange(ctx context.Context, r workload.Row) error {
+func mayChange(ctx context.Context, r workload.Row) error {
 	if fields := workload.Reaches(r.Workload); len(fields) > 0 {
 		return allow(callerOf(ctx), capsulev1.Role_ROLE_ADMIN, "workload "+r.Name()+", which has "+strings.Join(fields, ", ")+",")
+	}
+	return nil
+}
+
+// mayTouch returns PermissionDenied for a volume of a workload that reaches into the machine, unless the caller owns the machine: such a
+// workload may run what is in it, and what is in it may be a secret of the machine. It need not exist.
+func (d *Door) mayTouch(ctx context.Context, volume string) error {
+	for _, r := range d.deps.Desired.List() {
+		if uses(r, volume) {
+			if err := mayChange(ctx, r); err != nil {
+				return err
+			}
+		}
 	}
 	return nil
 }
@@ -121,7 +138,7 @@ func (s *workloads) find(ctx context.Context, name string) (workload.Row, error)
 	if err != nil {
 		return r, err
 	}
-	return r, s.mayChange(ctx, r)
+	return r, mayChange(ctx, r)
 }
 
 // Get implements capsulev1.WorkloadServiceServer.
@@ -181,6 +198,11 @@ func (s *workloads) run(ctx context.Context, name string, anew bool) error {
 	r, err := s.find(ctx, name)
 	if err != nil {
 		return err
+	}
+	for _, name := range workload.Volumes(r.Workload) {
+		if err := s.door.mayTouch(ctx, name); err != nil {
+			return err
+		}
 	}
 	if err := workload.Conflicts(r.Workload, s.door.deps.Desired.List(), s.door.reserved()); err != nil {
 		return err
