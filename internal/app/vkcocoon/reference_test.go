@@ -55,7 +55,7 @@ func TestReference(t *testing.T) {
 // Every test that a checklist names exists.
 func TestChecklistNamesTestsThatExist(t *testing.T) {
 	var text []byte
-	for _, name := range []string{"seed-checklist.md", "appliance-checklist.md"} {
+	for _, name := range []string{"seed-checklist.md", "capsule-checklist.md"} {
 		part, err := os.ReadFile(docs + name)
 		if err != nil {
 			t.Fatal(err)
