@@ -8,6 +8,7 @@ import (
 	"context"
 	"crypto/tls"
 	"fmt"
+	"io"
 	"log/slog"
 	"net"
 	"time"
@@ -37,6 +38,8 @@ type Config struct {
 	Spool  string   // folder for archives while they are received
 	Silent bool     // the machine is not announced on its networks
 	Inside []string // interfaces to workloads, on which it is never announced
+
+	Console io.Writer // in front of the machine; nil: nobody is there
 
 	VolumeKind string // kind of new volumes; "": the node chooses
 
@@ -110,6 +113,9 @@ func (d *Door) Run(ctx context.Context) error {
 	go func() { ended <- s.Serve(l) }()
 	id := d.deps.Identity
 	d.deps.Log.Info("the appliance serves its API", "addr", l.Addr().String(), "capsule_id", id.ID(), "short_id", id.ShortID(), "fingerprint", id.Fingerprint(), "adopted", id.Adopted())
+	if d.cfg.Console != nil {
+		fmt.Fprint(d.cfg.Console, banner(id.ShortID(), id.Fingerprint(), id.Adopted()))
+	}
 	first := <-ended // the workloads end with ctx
 	stop := time.AfterFunc(2*time.Second, s.Stop)
 	defer stop.Stop()
@@ -120,6 +126,15 @@ func (d *Door) Run(ctx context.Context) error {
 		return nil
 	}
 	return fmt.Errorf("the API of the appliance ended by itself: %w", first)
+}
+
+// banner tells the person in front of the machine what others cannot know.
+func banner(shortID, fingerprint string, adopted bool) string {
+	state := "nobody has adopted it"
+	if adopted {
+		state = "it is adopted"
+	}
+	return fmt.Sprintf("\n  %s: %s\n%s\n", shortID, state, shownCertificate(fingerprint))
 }
 
 // suspend stops the workloads if the machine ends: guests write their file systems, and programs end as they are asked to.

@@ -83,15 +83,17 @@ type installDoor struct {
 
 // banner tells the person in front of the machine what others cannot know.
 func (d *installDoor) banner(fingerprint string) {
-	fmt.Fprintf(d.cfg.Console, "\n  Cocoon OS %s, installer %s\n  certificate (SHA-256):\n", d.cfg.Version, d.installer.Seal().ShortID)
-	for row := 0; row+16 <= len(fingerprint); row += 16 {
-		fmt.Fprintf(d.cfg.Console, "    %s\n", fingerprint[row:row+16])
-	}
+	fmt.Fprintf(d.cfg.Console, "\n  Cocoon OS %s, installer %s\n%s", d.cfg.Version, d.installer.Seal().ShortID, shownCertificate(fingerprint))
 	if d.installer.Open() {
 		fmt.Fprintf(d.cfg.Console, "  whoever asks first may overwrite data\n\n")
 		return
 	}
 	fmt.Fprintf(d.cfg.Console, "  code, to overwrite data: %s\n\n", d.installer.Code())
+}
+
+// shownCertificate is the certificate for the person in front of the machine, as capsulectl shows it to the one who asks.
+func shownCertificate(fingerprint string) string {
+	return fmt.Sprintf("  certificate (SHA-256):\n%s\n", capsulewire.FingerprintRows(fingerprint))
 }
 
 // announcement is what others on the network learn of the installer.

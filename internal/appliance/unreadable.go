@@ -4,6 +4,7 @@ import (
 	"context"
 	"crypto/tls"
 	"fmt"
+	"io"
 	"log/slog"
 	"net"
 
@@ -16,9 +17,13 @@ import (
 )
 
 // Unreadable serves on the address of a machine whose state cannot be read, because of why, until ctx ends. Every call is answered with
-// that error, so that whoever calls learns it, and nobody can adopt the machine. Its certificate is another one each time.
-func Unreadable(ctx context.Context, listen string, why error, log *slog.Logger) error {
+// that error, so that whoever calls learns it, and nobody can adopt the machine. Its certificate is another one each time. The person in
+// front of the machine sees why on console, if that is not nil.
+func Unreadable(ctx context.Context, listen string, why error, console io.Writer, log *slog.Logger) error {
 	log.Error("STATE UNREADABLE: the machine cannot be used or adopted until its state is repaired", "err", why)
+	if console != nil {
+		fmt.Fprintf(console, "\n  STATE UNREADABLE: the machine cannot be used or adopted until its state is repaired\n  %v\n\n", why)
+	}
 	certificate, err := identity.Temporary()
 	if err != nil {
 		return err

@@ -123,7 +123,7 @@ func (a *app) printDiscovered(all []discovered) error {
 		}
 		print := ""
 		if d.Fingerprint != "" {
-			print = strings.TrimSpace(rows(d.Fingerprint[:16])) + "…"
+			print = strings.TrimSpace(capsulewire.FingerprintRows(d.Fingerprint[:16])) + "…"
 		}
 		table = append(table, []string{d.Instance, d.ShortID, addr, state, d.Version, print})
 	}

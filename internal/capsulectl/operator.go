@@ -135,25 +135,7 @@ func (a *app) trusted(ctx context.Context, addr string, o adoption) (string, err
 	if o.yes {
 		return seen, nil
 	}
-	return seen, a.confirmed(fmt.Sprintf("The certificate of %s has this fingerprint (SHA-256). Compare it with the screen of the machine:\n\n%s\n", addr, rows(seen)))
-}
-
-// rows writes a fingerprint in four rows of eight bytes, for people.
-func rows(fingerprint string) string {
-	var b strings.Builder
-	for i := 0; i+2 <= len(fingerprint); i += 2 {
-		switch i % 16 {
-		case 0:
-			if i > 0 {
-				b.WriteByte('\n')
-			}
-			b.WriteString("    ")
-		default:
-			b.WriteByte(':')
-		}
-		b.WriteString(fingerprint[i : i+2])
-	}
-	return b.String()
+	return seen, a.confirmed(fmt.Sprintf("The certificate of %s has this fingerprint (SHA-256). Compare it with the screen of the machine:\n\n%s\n", addr, capsulewire.FingerprintRows(seen)))
 }
 
 func (a *app) whoamiCommand() *cobra.Command {

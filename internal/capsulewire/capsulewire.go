@@ -10,6 +10,7 @@ import (
 	"encoding/base64"
 	"encoding/hex"
 	"regexp"
+	"strings"
 )
 
 // Kid returns the name of a key: base64url(SHA-256 of the public key), without padding.
@@ -22,6 +23,24 @@ func Kid(key ed25519.PublicKey) string {
 func Fingerprint(der []byte) string {
 	sum := sha256.Sum256(der)
 	return hex.EncodeToString(sum[:])
+}
+
+// FingerprintRows writes a fingerprint for people who compare it: rows of eight bytes, indented.
+func FingerprintRows(fingerprint string) string {
+	var b strings.Builder
+	for i := 0; i+2 <= len(fingerprint); i += 2 {
+		switch i % 16 {
+		case 0:
+			if i > 0 {
+				b.WriteByte('\n')
+			}
+			b.WriteString("    ")
+		default:
+			b.WriteByte(':')
+		}
+		b.WriteString(fingerprint[i : i+2])
+	}
+	return b.String()
 }
 
 var fingerprint = regexp.MustCompile(`^[0-9a-f]{64}$`)

@@ -43,6 +43,9 @@ func TestNames(t *testing.T) {
 	if got := Fingerprint([]byte("abc")); got != "ba7816bf8f01cfea414140de5dae2223b00361a396177a9cb410ff61f20015ad" || !IsFingerprint(got) {
 		t.Errorf("fingerprint %q", got)
 	}
+	if got := FingerprintRows("000102030405060708090a"); got != "    00:01:02:03:04:05:06:07\n    08:09:0a" {
+		t.Errorf("fingerprint in rows %q", got)
+	}
 	if IsFingerprint("BA") || IsFingerprint(strings.Repeat("A", 64)) {
 		t.Error("another form is accepted")
 	}

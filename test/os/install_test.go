@@ -28,7 +28,7 @@ func installerMachine(t *testing.T, port int, disks ...string) (*machine, *exec.
 	for i, path := range disks {
 		options = append(options, "-drive", fmt.Sprintf("if=none,id=t%d,format=raw,file=%s", i, path), "-device", fmt.Sprintf("virtio-blk-pci,drive=t%d,serial=DISK%d", i, i))
 	}
-	return startAt(t, []string{fmt.Sprintf("hostfwd=tcp:127.0.0.1:%d-:50000", port)}, options...)
+	return startAt(t, userNet(fmt.Sprintf("hostfwd=tcp:127.0.0.1:%d-:50000", port)), options...)
 }
 
 func sparse(t *testing.T, path string, size int64) string {

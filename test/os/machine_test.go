@@ -130,16 +130,21 @@ func (m *machine) off(cmd *exec.Cmd) {
 
 func start(t *testing.T, options ...string) (*machine, *exec.Cmd) {
 	t.Helper()
-	return startAt(t, nil, options...)
+	return startAt(t, userNet(), options...)
 }
 
-// startAt is start with forwarded ports, as QEMU's user network has them.
-func startAt(t *testing.T, forwards []string, options ...string) (*machine, *exec.Cmd) {
+// userNet is QEMU's own network, with ports of this machine that lead to the other.
+func userNet(forwards ...string) string {
+	return strings.Join(append([]string{"user"}, forwards...), ",")
+}
+
+// startAt is start on a network, as QEMU has them.
+func startAt(t *testing.T, network string, options ...string) (*machine, *exec.Cmd) {
 	t.Helper()
 	m := &machine{t: t, serial: newConsole(), shell: newConsole(), ended: make(chan struct{}), begin: time.Now()}
 	args := append([]string{
 		"-M", "q35", "-accel", "tcg,thread=multi,tb-size=256", "-cpu", "max", "-smp", "2", "-m", "2048", "-nodefaults", "-no-user-config", "-display", "none",
-		"-netdev", strings.Join(append([]string{"user,id=net"}, forwards...), ","), "-device", "virtio-net-pci,netdev=net,romfile=", "-device", "virtio-rng-pci",
+		"-netdev", network + ",id=net", "-device", "virtio-net-pci,netdev=net,romfile=", "-device", "virtio-rng-pci",
 		"-device", "i6300esb", "-action", "watchdog=reset", "-serial", "stdio",
 	}, options...)
 	cmd := exec.CommandContext(context.WithoutCancel(t.Context()), need.QEMU(t), args...)
@@ -181,11 +186,11 @@ func do(t *testing.T, program string, args ...string) {
 // firmware starts a disk as a machine does: firmware, loader, slot. It may restart, or ends then. forwards are ports of this machine that lead to it.
 func firmware(t *testing.T, disk string, restarts bool, forwards ...string) (*machine, *exec.Cmd) {
 	t.Helper()
-	return firmwareWith(t, disk, restarts, forwards)
+	return firmwareWith(t, disk, restarts, userNet(forwards...))
 }
 
-// firmwareWith is firmware with options of QEMU.
-func firmwareWith(t *testing.T, disk string, restarts bool, forwards []string, options ...string) (*machine, *exec.Cmd) {
+// firmwareWith is firmware on a network, with options of QEMU.
+func firmwareWith(t *testing.T, disk string, restarts bool, network string, options ...string) (*machine, *exec.Cmd) {
 	t.Helper()
 	const dir = "/usr/share/OVMF"
 	if _, err := os.Stat(dir + "/OVMF_CODE_4M.fd"); err != nil {
@@ -197,7 +202,7 @@ func firmwareWith(t *testing.T, disk string, restarts bool, forwards []string, o
 	if restarts {
 		action = "reset"
 	}
-	return startAt(t, forwards, append([]string{
+	return startAt(t, network, append([]string{
 		"-action", "reboot=" + action, "-drive", "if=pflash,format=raw,unit=0,readonly=on,file=" + dir + "/OVMF_CODE_4M.fd", "-drive", "if=pflash,format=raw,unit=1,file=" + vars,
 		"-drive", "if=none,id=d0,format=raw,file=" + disk, "-device", "virtio-blk-pci,drive=d0,bootindex=0",
 	}, options...)...)

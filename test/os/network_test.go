@@ -16,7 +16,7 @@ func TestNetwork(t *testing.T) {
 	api, moved := freePort(t), freePort(t)
 	forward := fmt.Sprintf("hostfwd=tcp:127.0.0.1:%d-:50000", api)
 	other := fmt.Sprintf("hostfwd=tcp:127.0.0.1:%d-10.0.2.77:50000", moved)
-	m, cmd := firmwareWith(t, image, true, []string{forward, other}, "-rtc", "base=1970-01-02")
+	m, cmd := firmwareWith(t, image, true, userNet(forward, other), "-rtc", "base=1970-01-02")
 	o := &operator{t: t, m: m, dir: t.TempDir(), addr: fmt.Sprintf("127.0.0.1:%d", api)}
 	m.wait(m.serial, "10.0.2.15:50000")
 	o.until("box is adopted", "adopt", "--capsule", o.addr, "--name", "box", "--yes")

@@ -63,7 +63,7 @@ func untilPort(t *testing.T, image string) time.Duration {
 	t.Helper()
 	port := freePort(t)
 	id := strings.TrimSpace(string(must(os.ReadFile(need.Built(t, "bin/os/id", "make os-image")))))
-	m, cmd := startAt(t, []string{fmt.Sprintf("hostfwd=tcp:127.0.0.1:%d-:50000", port)}, append([]string{"-kernel", need.Built(t, "bin/os/vmlinuz", "make os-image"), "-initrd", need.Built(t, "bin/os/initramfs", "make os-image"), "-append", slotA(id)}, "-drive", "if=none,id=d0,format=raw,file="+image, "-device", "virtio-blk-pci,drive=d0")...)
+	m, cmd := startAt(t, userNet(fmt.Sprintf("hostfwd=tcp:127.0.0.1:%d-:50000", port)), append([]string{"-kernel", need.Built(t, "bin/os/vmlinuz", "make os-image"), "-initrd", need.Built(t, "bin/os/initramfs", "make os-image"), "-append", slotA(id)}, "-drive", "if=none,id=d0,format=raw,file="+image, "-device", "virtio-blk-pci,drive=d0")...)
 	defer m.off(cmd)
 	limit := time.Now().Add(patience)
 	tick := time.NewTicker(100 * time.Millisecond)

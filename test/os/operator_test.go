@@ -150,8 +150,9 @@ livenessProbe: {tcp: {port: 8080}}
 	o.wait("the port of the container answers from outside", func() bool { return answers(o.port) })
 }
 
-// An operator adopts a machine that has just started, runs a container with a volume and a port there, and updates the system twice: the
-// first update is confirmed, and the second, whose root is broken, is rolled back by the machine itself. The volume keeps what it had.
+// An operator adopts a machine that has just started, runs a container with a volume and a port there, gives the volume to a micro-VM and back, restarts
+// the machine, and updates the system twice: the first update is confirmed, and the second, whose root is broken, is rolled back by the machine
+// itself. The volume keeps what it had.
 func TestOperator(t *testing.T) {
 	o, cmd := adopted(t)
 	m := o.m
@@ -159,6 +160,12 @@ func TestOperator(t *testing.T) {
 	if out := o.do("volume", "list"); !strings.Contains(out, "data") || !strings.Contains(out, "web") {
 		t.Errorf("volumes:\n%s", out)
 	}
+	begin := time.Now()
+	o.passOn()
+	t.Logf("%s for a volume that goes to a micro-VM and back", time.Since(begin).Round(time.Second))
+	begin = time.Now()
+	o.restart()
+	t.Logf("%s for a restart, until the workload answers", time.Since(begin).Round(time.Second))
 
 	next := filepath.Join(o.dir, "next.tar")
 	newer(t, next, "v999.1", func(map[string]string) {})
@@ -169,7 +176,7 @@ func TestOperator(t *testing.T) {
 			t.Errorf("%s is taken: %s", what, out)
 		}
 	}
-	begin := time.Now()
+	begin = time.Now()
 	if out := o.do("capsule", "update", "push", next, "--auto-confirm=5"); !strings.Contains(out, "slot_b") {
 		t.Errorf("the update: %s", out)
 	}

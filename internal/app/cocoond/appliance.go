@@ -75,7 +75,7 @@ func (a *applianceDoor) Run(ctx context.Context) error {
 	}
 	a.workloads.set(nil)
 	if errdefs.Is(err, errdefs.DataLoss) {
-		return appliance.Unreadable(ctx, a.cfg.Appliance.Listen, err, a.log)
+		return appliance.Unreadable(ctx, a.cfg.Appliance.Listen, err, screen(a.log), a.log)
 	}
 	return err
 }
@@ -138,7 +138,7 @@ func (a *applianceDoor) open(ctx context.Context, docs *sqlite.Documents) (*appl
 		kind = lvm.Kind
 	}
 	return appliance.New(ctx, appliance.Config{
-		VolumeKind: kind, Ends: a.machineEnds,
+		VolumeKind: kind, Ends: a.machineEnds, Console: screen(a.log),
 		Listen: a.cfg.Appliance.Listen, Spool: filepath.Join(a.cfg.StateDir, "spool"), Silent: a.cfg.Appliance.Silent, Inside: []string{a.cfg.Network.Bridge},
 	}, appliance.Deps{
 		Documents: docs, Identity: who, Desired: store, Log: a.log,

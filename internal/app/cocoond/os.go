@@ -7,6 +7,7 @@ import (
 	"encoding/pem"
 	"fmt"
 	"io"
+	"log/slog"
 	"os"
 	"path/filepath"
 	"runtime"
@@ -42,6 +43,19 @@ func booted() (boot bootctl.Boot, cmdline string, err error) {
 		return boot, "", fmt.Errorf("read the kernel's command line: %w", err)
 	}
 	return bootctl.ParseBoot(string(text)), string(text), nil
+}
+
+// screen returns a writer to the person in front of a machine that runs Cocoon OS; nil for another machine.
+func screen(log *slog.Logger) io.Writer {
+	if machine.Slot() == "" {
+		return nil
+	}
+	console, err := pid1.Console()
+	if err != nil {
+		log.Warn("nothing is shown on the console", "err", err)
+		return nil
+	}
+	return console
 }
 
 // system returns the machine: one that runs Cocoon OS if a slot of it was started.

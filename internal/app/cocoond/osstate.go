@@ -84,5 +84,5 @@ func (d *daemon) answerFailure(ctx context.Context, why error) error {
 	}
 	ctx, stop := context.WithTimeout(ctx, tryAgain)
 	defer stop()
-	return errors.Join(why, appliance.Unreadable(ctx, d.cfg.Appliance.Listen, why, d.log))
+	return errors.Join(why, appliance.Unreadable(ctx, d.cfg.Appliance.Listen, why, screen(d.log), d.log))
 }
