@@ -8,6 +8,7 @@ import (
 	"fmt"
 	"io"
 	"os"
+	"strings"
 	"time"
 
 	"github.com/spf13/cobra"
@@ -74,6 +75,9 @@ func (a *app) printInfo(c *client, i *capsulev1.GetInfoResponse, now time.Time) 
 	line("version", i.GetCapsuleVersion())
 	line("active slot", i.GetActiveSlot())
 	line("rolled back", i.GetRolledBackBecause())
+	for text := range strings.Lines(i.GetRolledBackLog()) {
+		line("", strings.TrimSuffix(text, "\n"))
+	}
 	if i.GetPendingSlot() != "" {
 		left := time.Duration(i.GetPendingDeadlineUnix()-i.GetLocalTimeUnix()) * time.Second // both by the clock of the machine
 		line("pending slot", fmt.Sprintf("%s, goes back in %s %s", i.GetPendingSlot(), max(left, 0), unless(i.GetPendingPolicy())))

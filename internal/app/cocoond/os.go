@@ -1,6 +1,7 @@
 package cocoond
 
 import (
+	"bytes"
 	"context"
 	"crypto/ed25519"
 	"crypto/x509"
@@ -81,8 +82,8 @@ func (a *applianceDoor) system(ctx context.Context, docs journal.Documents, g ga
 		Slot:    func(s bootctl.Slot) (string, error) { return disk.SlotDevice(cmdline, s) },
 		BootDir: bootDir(), Documents: docs, Age: machine.Uptime, Log: a.log,
 		Restart: func() error { return unix.Kill(1, unix.SIGTERM) }, // process 1 restarts the machine then
-		Gates:   g.all(), Running: g.running, Missing: g.missing, Copies: a.stateCopies(), Dir: a.updateDir(),
-		BootID: g.boot, Watchdog: pid1.ResetByWatchdog, Crash: pid1.LastWords,
+		Health: update.Health{Gates: g.all(), Running: g.running, Missing: g.missing}, Copies: a.stateCopies(),
+		Evidence: update.Evidence{Dir: a.updateDir(), BootID: g.boot, Said: a.said, Watchdog: pid1.ResetByWatchdog, Crash: pid1.LastWords},
 	})
 	if err != nil {
 		return nil, err
@@ -100,6 +101,21 @@ func (a *applianceDoor) system(ctx context.Context, docs journal.Documents, g ga
 	}
 	logFailure(a.log, "the disk does not grow", grower.Resume(ctx))
 	return &cocoonOS{Host: host, updater: u, grower: grower}, nil
+}
+
+// said returns the last lines of the kernel, which has those of process 1, and of this daemon.
+func (a *applianceDoor) said() string {
+	const lines, most = 15, 3000 // of each
+	var own bytes.Buffer
+	_ = a.cfg.recent.Read(context.Background(), lines, false, func(p []byte) error { // it does not fail
+		own.Write(p)
+		return nil
+	})
+	var b strings.Builder
+	for _, log := range [][]byte{pid1.KernelLog(lines), own.Bytes()} {
+		b.WriteString(strings.ToValidUTF8(string(log[max(0, len(log)-most):]), "?"))
+	}
+	return b.String()
 }
 
 // signers reads the keys that sign updates. Errors: DataLoss.
@@ -134,6 +150,7 @@ func (o *cocoonOS) Info(ctx context.Context) (*capsulev1.GetInfoResponse, error)
 	}
 	s := o.updater.State()
 	info.ActiveSlot, info.PendingSlot, info.LastVersion, info.RolledBackBecause = slotName(s.Active), slotName(s.Pending), s.Good, s.Because
+	info.RolledBackLog = s.Log
 	info.PendingPolicy, info.PendingFailing = string(s.Policy), s.Failing
 	if device, size, room, err := o.grower.Disk(); err == nil {
 		info.BootDisk, info.DiskTotalBytes, info.DiskGrowableBytes = device, uint64(size), uint64(room)

@@ -103,7 +103,7 @@ func (u *Updater) Run(ctx context.Context) {
 
 // check returns the first gate that does not hold, and why; "": all hold.
 func (u *Updater) check(ctx context.Context) string {
-	for _, g := range u.cfg.Gates {
+	for _, g := range u.cfg.Health.Gates {
 		ctx, cancel := context.WithTimeout(ctx, gateTimeout)
 		err := g.Check(ctx)
 		cancel()
@@ -114,7 +114,7 @@ func (u *Updater) check(ctx context.Context) string {
 	u.mu.Lock()
 	ran := u.record.Ran
 	u.mu.Unlock()
-	if missing := u.cfg.Missing(ran); len(missing) > 0 {
+	if missing := u.cfg.Health.Missing(ran); len(missing) > 0 {
 		return "workloads: " + strings.Join(missing, ", ") + " ran before the update, and not yet again"
 	}
 	return ""

@@ -5,6 +5,7 @@ import (
 	"errors"
 	"os"
 	"path/filepath"
+	"strconv"
 	"strings"
 	"testing"
 	"testing/synctest"
@@ -118,8 +119,12 @@ func TestReport(t *testing.T) {
 	})
 	b.t = t
 	b.loader()
-	if got, want := b.u.State().Because, "version v2 ran, and nobody confirmed it in 2m0s; what did not hold: uplink: no address"; got != want {
-		t.Errorf("%q", got)
+	s := b.u.State()
+	if want := "version v2 ran, and nobody confirmed it in 2m0s; what did not hold: uplink: no address"; s.Because != want {
+		t.Errorf("%q", s.Because)
+	}
+	if want := "log of start " + strconv.Itoa(b.boots-1); s.Log != want {
+		t.Errorf("its log is %q, want %q", s.Log, want)
 	}
 }
 
@@ -145,8 +150,8 @@ func TestReportOfTheDead(t *testing.T) {
 			b.last()
 			b.watchdog, b.crash = tc.watchdog, tc.crash
 			b.loader()
-			if got := b.u.State().Because; got != tc.want {
-				t.Errorf("%q, want %q", got, tc.want)
+			if s := b.u.State(); s.Because != tc.want || (s.Log != "") != tc.ran {
+				t.Errorf("%+v, want %q", s, tc.want)
 			}
 			b.loader()
 			if got := b.u.State().Because; got != tc.want {

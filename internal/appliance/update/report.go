@@ -26,11 +26,12 @@ type start struct {
 	Boot    string `json:"boot_id"`
 	Failing string `json:"failing,omitempty"` // the gate that did not hold at last, and why
 	Ended   string `json:"ended,omitempty"`   // why it gave up
+	Log     string `json:"log,omitempty"`     // its last lines, when this was written
 }
 
 func (u *Updater) readReport() report {
 	var r report
-	text, err := os.ReadFile(filepath.Join(u.cfg.Dir, reportFile))
+	text, err := os.ReadFile(filepath.Join(u.cfg.Evidence.Dir, reportFile))
 	if err == nil {
 		err = json.Unmarshal(text, &r)
 	}
@@ -49,24 +50,26 @@ func (u *Updater) note(change func(*start)) {
 	if r.UID != u.cfg.Boot.UID {
 		r = report{UID: u.cfg.Boot.UID}
 	}
-	if n := len(r.Starts); n == 0 || r.Starts[n-1].Boot != u.cfg.BootID {
-		r.Starts = append(r.Starts, start{Boot: u.cfg.BootID})
+	if n := len(r.Starts); n == 0 || r.Starts[n-1].Boot != u.cfg.Evidence.BootID {
+		r.Starts = append(r.Starts, start{Boot: u.cfg.Evidence.BootID})
 	}
-	change(&r.Starts[len(r.Starts)-1])
+	last := &r.Starts[len(r.Starts)-1]
+	last.Log = u.cfg.Evidence.Said()
+	change(last)
 	text, err := json.Marshal(r)
 	if err == nil {
-		err = os.MkdirAll(u.cfg.Dir, 0o700)
+		err = os.MkdirAll(u.cfg.Evidence.Dir, 0o700)
 	}
 	if err == nil {
-		err = atomicfile.WriteFile(filepath.Join(u.cfg.Dir, reportFile), text, 0o600)
+		err = atomicfile.WriteFile(filepath.Join(u.cfg.Evidence.Dir, reportFile), text, 0o600)
 	}
 	if err != nil {
 		u.cfg.Log.Warn("what becomes of the trial is not written down", "err", err)
 	}
 }
 
-// explain says why the update was rolled back.
-func (u *Updater) explain() string {
+// explain says why the update was rolled back, and what the end of its log is.
+func (u *Updater) explain() (because, log string) {
 	var starts []start
 	if r := u.readReport(); r.UID == u.record.UID {
 		starts = r.Starts
@@ -78,6 +81,7 @@ func (u *Updater) explain() string {
 	} else {
 		b.Reset()
 		last := starts[n-1]
+		log = last.Log
 		switch {
 		case last.Ended != "":
 			fmt.Fprintf(&b, "version %s ran, and %s", u.record.Version, last.Ended)
@@ -88,14 +92,14 @@ func (u *Updater) explain() string {
 			fmt.Fprintf(&b, "; what did not hold: %s", last.Failing)
 		}
 		if last.Ended != "" {
-			return b.String() // it has restarted by itself
+			return b.String(), log // it has restarted by itself
 		}
 	}
-	if u.cfg.Watchdog() {
+	if u.cfg.Evidence.Watchdog() {
 		b.WriteString("; it hung, and the watchdog restarted the machine")
 	}
-	if crash := u.cfg.Crash(); crash != "" {
+	if crash := u.cfg.Evidence.Crash(); crash != "" {
 		fmt.Fprintf(&b, "; the kernel's last words: %s", crash)
 	}
-	return b.String()
+	return b.String(), log
 }

@@ -40,6 +40,7 @@ type record struct {
 	Phase   phase        `json:"phase,omitempty"`
 	Good    string       `json:"last_version,omitempty"` // the version that was confirmed last
 	Because string       `json:"because,omitempty"`      // why the last update was rolled back
+	Log     string       `json:"log,omitempty"`          // the end of its log, as far as it is known
 
 	Policy   Policy        `json:"policy,omitempty"`
 	Deadline time.Duration `json:"deadline,omitempty"` // of its trial, in nanoseconds
@@ -77,13 +78,23 @@ type Config struct {
 	Age       func() time.Duration // since the machine has booted; it does not depend on the clock
 	Log       *slog.Logger
 
+	Health   Health
+	Copies   Copies
+	Evidence Evidence
+}
+
+// Health says what a version on trial has to achieve.
+type Health struct {
 	Gates   []Gate
 	Running func() []string             // the workloads that run, and are ready if they say when they are
 	Missing func(ran []string) []string // those of ran that shall run, and are not among them
-	Copies  Copies
-	Dir     string // for what a version on trial writes about itself
+}
 
+// Evidence says what becomes of a version on trial.
+type Evidence struct {
+	Dir      string        // for what a version on trial writes about itself
 	BootID   string        // of this boot
+	Said     func() string // the last lines of the logs of this boot
 	Watchdog func() bool   // reports whether a watchdog has ended the boot before this one
 	Crash    func() string // what the kernel said when it ended a boot; "": nothing
 }
@@ -163,7 +174,8 @@ func (u *Updater) settle(ctx context.Context) error {
 	case s.Open():
 		return nil // it starts next
 	case s.UID == u.record.UID:
-		u.record.Phase, u.record.Because = rolledBack, u.explain()
+		u.record.Phase = rolledBack
+		u.record.Because, u.record.Log = u.explain()
 	default:
 		u.record.Phase, u.record.Because = rolledBack, "it was not armed: the machine stopped while it was written"
 	}
@@ -195,6 +207,7 @@ type State struct {
 	Left    time.Duration // until it is rolled back; 0 before it has started
 	Good    string        // the version that was confirmed last
 	Because string        // why the last update was rolled back; "": it was not
+	Log     string        // the last lines of its log, if it was rolled back and got as far as its daemon
 	Policy  Policy        // of the trial of this system; "": it is not on trial
 	Failing string        // what keeps this system from being kept by itself; "": nothing, or it is not on trial
 }
@@ -205,7 +218,7 @@ func (u *Updater) State() State {
 	defer u.mu.Unlock()
 	s := State{Active: u.cfg.Boot.Slot, Good: u.record.Good}
 	if u.record.Phase == rolledBack {
-		s.Because = u.record.Because
+		s.Because, s.Log = u.record.Because, u.record.Log
 	}
 	if u.pending {
 		s.Pending, s.Left = u.cfg.Boot.Slot, max(u.deadline()-u.cfg.Age(), 0)
@@ -267,7 +280,7 @@ func (u *Updater) Stage(ctx context.Context, r io.Reader, size uint64, sum strin
 	before := u.record
 	u.record = record{
 		Slot: target, Version: m.Version, UID: m.ID(), Phase: staged, Good: u.record.Good,
-		Policy: o.Policy, Deadline: o.Deadline, Ran: u.cfg.Running(), Copied: true,
+		Policy: o.Policy, Deadline: o.Deadline, Ran: u.cfg.Health.Running(), Copied: true,
 	}
 	if err := u.commit(ctx); err != nil {
 		u.record = before

@@ -109,12 +109,18 @@ func (b *box) start() {
 		Version: b.version, Arch: "amd64", Slot: func(s bootctl.Slot) (string, error) { return filepath.Join(b.dir, "slot_"+string(s)), nil },
 		BootDir: filepath.Join(b.dir, "boot"), Documents: b.docs, Restart: func() error { b.restarts.set(b.restarts.get() + 1); return nil },
 		Age: func() time.Duration { return b.age() }, Log: slog.New(slog.DiscardHandler),
-		Gates:   []Gate{{"uplink", func(context.Context) error { return b.gate() }}},
-		Running: func() []string { return b.runs.get() },
-		Missing: func(ran []string) []string {
-			return slices.DeleteFunc(slices.Clone(ran), func(name string) bool { return slices.Contains(b.runs.get(), name) })
+		Health: Health{
+			Gates:   []Gate{{"uplink", func(context.Context) error { return b.gate() }}},
+			Running: func() []string { return b.runs.get() },
+			Missing: func(ran []string) []string {
+				return slices.DeleteFunc(slices.Clone(ran), func(name string) bool { return slices.Contains(b.runs.get(), name) })
+			},
 		},
-		Copies: b.copies, Dir: filepath.Join(b.dir, "update"), BootID: strconv.Itoa(b.boots), Watchdog: func() bool { return b.watchdog }, Crash: func() string { return b.crash },
+		Copies: b.copies,
+		Evidence: Evidence{
+			Dir: filepath.Join(b.dir, "update"), BootID: strconv.Itoa(b.boots), Said: func() string { return "log of start " + strconv.Itoa(b.boots) },
+			Watchdog: func() bool { return b.watchdog }, Crash: func() string { return b.crash },
+		},
 	})
 	if err != nil {
 		b.t.Fatal(err)
