@@ -82,7 +82,7 @@ func (a *applianceDoor) system(ctx context.Context, docs journal.Documents, g ga
 		Slot:    func(s bootctl.Slot) (string, error) { return disk.SlotDevice(cmdline, s) },
 		BootDir: bootDir(), Documents: docs, Age: machine.Uptime, Log: a.log,
 		Restart: func() error { return unix.Kill(1, unix.SIGTERM) }, // process 1 restarts the machine then
-		Health: update.Health{Gates: g.all(), Running: g.running, Missing: g.missing}, Copies: a.stateCopies(),
+		Health:  update.Health{Gates: g.all(), Running: g.running, Missing: g.missing}, Copies: a.stateCopies(),
 		Evidence: update.Evidence{Dir: a.updateDir(), BootID: g.boot, Said: a.said, Watchdog: pid1.ResetByWatchdog, Crash: pid1.LastWords},
 	})
 	if err != nil {
