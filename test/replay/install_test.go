@@ -87,24 +87,37 @@ func (b *bench) running(words []string, then func(said string), options ...strin
 	}
 }
 
-// install installs over the network on a disk, whose writes are logged, with the code of the console.
-func (b *bench) install(target, log string) {
+// capsulectl is the operator's program. It returns what that prints.
+func (b *bench) capsulectl(args ...string) string {
 	b.t.Helper()
-	l, err := net.Listen("tcp", "127.0.0.1:0") //nolint:noctx // a port that is free
+	cmd := exec.CommandContext(b.t.Context(), need.Built(b.t, "bin/capsulectl", "make binaries"), args...)
+	cmd.Env = append(os.Environ(), "CAPSULE_CONFIG_DIR="+b.path("contexts"), "CAPSULE_HOST=")
+	out, err := cmd.CombinedOutput()
+	if err != nil {
+		b.t.Fatalf("capsulectl %q: %v\n%s", args, err, out)
+	}
+	return string(out)
+}
+
+// freePort returns a port of this machine on which nobody listens.
+func (b *bench) freePort() int {
+	b.t.Helper()
+	l, err := net.Listen("tcp", "127.0.0.1:0") //nolint:noctx // local
 	if err != nil {
 		b.t.Fatal(err)
 	}
-	port := l.Addr().(*net.TCPAddr).Port
-	_ = l.Close()
+	defer l.Close()
+	return l.Addr().(*net.TCPAddr).Port
+}
+
+// install installs over the network on a disk, whose writes are logged, with the code of the console.
+func (b *bench) install(target, log string) {
+	b.t.Helper()
+	port := b.freePort()
 	code := regexp.MustCompile(`code, to overwrite data: (\S+)`)
 	b.running([]string{"code, to overwrite data: ", "10.0.2.15:50000"}, func(said string) {
 		b.write("code", []byte(code.FindStringSubmatch(said)[1]))
-		cmd := exec.CommandContext(b.t.Context(), need.Built(b.t, "bin/capsulectl", "make binaries"),
-			"install", "--addr", fmt.Sprintf("127.0.0.1:%d", port), "--yes", "--name", "box", "--reinstall", "--code-file", b.path("code"))
-		cmd.Env = append(os.Environ(), "CAPSULE_CONFIG_DIR="+b.path("contexts"), "CAPSULE_HOST=")
-		if out, err := cmd.CombinedOutput(); err != nil {
-			b.t.Fatalf("capsulectl install: %v\n%s", err, out)
-		}
+		b.capsulectl("install", "--addr", fmt.Sprintf("127.0.0.1:%d", port), "--yes", "--name", "box", "--reinstall", "--code-file", b.path("code"))
 	},
 		"-drive", "if=none,id=usb,format=raw,snapshot=on,file="+need.Built(b.t, "bin/os/installer.raw", "make os-installer"), "-device", "virtio-blk-pci,drive=usb,bootindex=0",
 		"-blockdev", "driver=file,node-name=f0,filename="+target, "-blockdev", "driver=file,node-name=l0,filename="+log,

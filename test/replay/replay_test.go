@@ -50,7 +50,8 @@ func (b *bench) do(program string, args ...string) string {
 	return string(out)
 }
 
-func newBench(t *testing.T) *bench {
+// newMachines starts machines by their firmware.
+func newMachines(t *testing.T) *bench {
 	t.Helper()
 	b := &bench{t: t, dir: t.TempDir(), qemu: need.QEMU(t)}
 	for _, dir := range []string{"/usr/share/OVMF", "/usr/share/edk2/ovmf"} {
@@ -63,6 +64,12 @@ func newBench(t *testing.T) *bench {
 	if b.code == "" {
 		need.Missing(t, "UEFI firmware is needed: install ovmf")
 	}
+	return b
+}
+
+func newBench(t *testing.T) *bench {
+	t.Helper()
+	b := newMachines(t)
 	b.makeDisk(need.Built(t, "bin/os/disk.raw", "make os-image"))
 	b.makeActor(need.Built(t, "bin/os/cache/vmlinuz", "make os-image"), need.Built(t, "bin/os/cache/system.tar", "make os-image"), need.Built(t, "bin/os/cache/modules.tar", "make os-image"), need.Built(t, "bin/os/cache/pack", "make os-image"))
 	return b
