@@ -1105,6 +1105,7 @@ type MicroVMSpec struct {
 	KernelCmdlineExtra string                 `protobuf:"bytes,6,opt,name=kernel_cmdline_extra,json=kernelCmdlineExtra,proto3" json:"kernel_cmdline_extra,omitempty"`
 	Backend            MicroVMBackend         `protobuf:"varint,7,opt,name=backend,proto3,enum=capsule.v1.MicroVMBackend" json:"backend,omitempty"`
 	Ports              []*PortMapping         `protobuf:"bytes,12,rep,name=ports,proto3" json:"ports,omitempty"`
+	InitramfsPath      string                 `protobuf:"bytes,100,opt,name=initramfs_path,json=initramfsPath,proto3" json:"initramfs_path,omitempty"` // a file of the machine, which the kernel unpacks and starts from; "": none
 	unknownFields      protoimpl.UnknownFields
 	sizeCache          protoimpl.SizeCache
 }
@@ -1221,6 +1222,13 @@ func (x *MicroVMSpec) GetPorts() []*PortMapping {
 		return x.Ports
 	}
 	return nil
+}
+
+func (x *MicroVMSpec) GetInitramfsPath() string {
+	if x != nil {
+		return x.InitramfsPath
+	}
+	return ""
 }
 
 type VolumeMount struct {
@@ -2984,7 +2992,7 @@ const file_capsule_v1_workload_proto_rawDesc = "" +
 	"\vPortMapping\x12%\n" +
 	"\x0econtainer_port\x18\x01 \x01(\rR\rcontainerPort\x12\x1b\n" +
 	"\thost_port\x18\x02 \x01(\rR\bhostPort\x12\x1a\n" +
-	"\bprotocol\x18\x03 \x01(\tR\bprotocol\"\xfc\x03\n" +
+	"\bprotocol\x18\x03 \x01(\tR\bprotocol\"\xa3\x04\n" +
 	"\vMicroVMSpec\x12\x14\n" +
 	"\x05image\x18\b \x01(\tR\x05image\x12\x18\n" +
 	"\acommand\x18\t \x03(\tR\acommand\x12\x12\n" +
@@ -3001,7 +3009,8 @@ const file_capsule_v1_workload_proto_rawDesc = "" +
 	"\x06mounts\x18\x05 \x03(\v2\x17.capsule.v1.VolumeMountR\x06mounts\x120\n" +
 	"\x14kernel_cmdline_extra\x18\x06 \x01(\tR\x12kernelCmdlineExtra\x124\n" +
 	"\abackend\x18\a \x01(\x0e2\x1a.capsule.v1.MicroVMBackendR\abackend\x12-\n" +
-	"\x05ports\x18\f \x03(\v2\x17.capsule.v1.PortMappingR\x05ports\x1a6\n" +
+	"\x05ports\x18\f \x03(\v2\x17.capsule.v1.PortMappingR\x05ports\x12%\n" +
+	"\x0einitramfs_path\x18d \x01(\tR\rinitramfsPath\x1a6\n" +
 	"\bEnvEntry\x12\x10\n" +
 	"\x03key\x18\x01 \x01(\tR\x03key\x12\x14\n" +
 	"\x05value\x18\x02 \x01(\tR\x05value:\x028\x01\"j\n" +

@@ -36,16 +36,66 @@ type ownKernels struct {
 
 var _ microvm.Files = ownKernels{}
 
+// opened is a file of the folder.
+type opened struct {
+	*os.File
+	path string
+	info os.FileInfo
+}
+
 // Check implements microvm.Files.
-func (o ownKernels) Check(kernel, rootfs string) error {
-	for _, path := range []string{kernel, rootfs} {
-		f, _, err := o.open(path)
-		if err != nil {
-			return err
+func (o ownKernels) Check(b microvm.Boot) error {
+	boot, err := o.openAll(bootPaths(b)...)
+	if err != nil {
+		return err
+	}
+	defer closeAll(boot)
+	if err := checkBoot(boot); err != nil {
+		return err
+	}
+	rootfs, err := o.openAll(b.Rootfs)
+	closeAll(rootfs)
+	return err
+}
+
+// bootNames are the files of the image of a kernel.
+var bootNames = []string{microvm.KernelFile, microvm.InitramfsFile}
+
+// bootPaths returns what becomes the files of bootNames; the last may be missing.
+func bootPaths(b microvm.Boot) []string {
+	if b.Initramfs == "" {
+		return []string{b.Kernel}
+	}
+	return []string{b.Kernel, b.Initramfs}
+}
+
+// checkBoot returns an error unless the files of a kernel are small enough.
+func checkBoot(files []opened) error {
+	for _, f := range files {
+		if f.info.Size() > vm.MaxKernelFile {
+			return errdefs.Invalidf("%s has %d bytes; at most %d are possible", f.path, f.info.Size(), int64(vm.MaxKernelFile))
 		}
-		f.Close()
 	}
 	return nil
+}
+
+// openAll opens files of the folder, all or none.
+func (o ownKernels) openAll(paths ...string) (all []opened, err error) {
+	for _, path := range paths {
+		f, info, err := o.open(path)
+		if err != nil {
+			closeAll(all)
+			return nil, err
+		}
+		all = append(all, opened{f, path, info})
+	}
+	return all, nil
+}
+
+func closeAll(files []opened) {
+	for _, f := range files {
+		f.Close()
+	}
 }
 
 // open opens a file of the folder. No link leads out of it.
@@ -75,51 +125,47 @@ func (o ownKernels) open(path string) (*os.File, os.FileInfo, error) {
 }
 
 // Ready implements microvm.Files.
-func (o ownKernels) Ready(ctx context.Context, kernel, rootfs string) (kernelImage, rootfsImage string, err error) {
-	if kernelImage, err = o.ready(ctx, "kernel", kernel, o.importKernel); err != nil {
-		return "", "", fmt.Errorf("kernel %s: %w", kernel, err)
+func (o ownKernels) Ready(ctx context.Context, b microvm.Boot) (kernelImage, rootfsImage string, err error) {
+	if kernelImage, err = o.ready(ctx, "kernel", bootPaths(b), o.importBoot); err != nil {
+		return "", "", fmt.Errorf("kernel %s: %w", b.Kernel, err)
 	}
-	if rootfsImage, err = o.ready(ctx, "rootfs", rootfs, func(ctx context.Context, image string, f *os.File, _ int64) error {
-		_, err := o.images.Import(ctx, image, f, nil)
+	if rootfsImage, err = o.ready(ctx, "rootfs", []string{b.Rootfs}, func(ctx context.Context, image string, files []opened) error {
+		_, err := o.images.Import(ctx, image, files[0], nil)
 		return err
 	}); err != nil {
-		return "", "", fmt.Errorf("file system %s: %w", rootfs, err)
+		return "", "", fmt.Errorf("file system %s: %w", b.Rootfs, err)
 	}
 	return kernelImage, rootfsImage, nil
 }
 
-func (o ownKernels) ready(ctx context.Context, what, path string, store func(ctx context.Context, image string, f *os.File, size int64) error) (string, error) {
-	f, info, err := o.open(path)
+// ready returns the image of files as they are now. store makes it if it is missing.
+func (o ownKernels) ready(ctx context.Context, what string, paths []string, store func(ctx context.Context, image string, files []opened) error) (string, error) {
+	files, err := o.openAll(paths...)
 	if err != nil {
 		return "", err
 	}
-	defer f.Close()
-	st, ok := info.Sys().(*syscall.Stat_t)
-	if !ok {
-		return "", errdefs.Unsupportedf("the file system does not tell when the file has changed")
+	defer closeAll(files)
+	sum := sha256.New()
+	for _, f := range files {
+		st, ok := f.info.Sys().(*syscall.Stat_t)
+		if !ok {
+			return "", errdefs.Unsupportedf("the file system does not tell when the file has changed")
+		}
+		fmt.Fprintf(sum, "%s %d %d %d %d %d", f.path, st.Dev, st.Ino, st.Size, st.Mtim.Nano(), st.Ctim.Nano())
 	}
-	sum := sha256.Sum256(fmt.Appendf(nil, "%s %d %d %d %d %d", path, st.Dev, st.Ino, st.Size, st.Mtim.Nano(), st.Ctim.Nano()))
-	image := workload.OwnImages + what + ":" + hex.EncodeToString(sum[:16])
+	image := workload.OwnImages + what + ":" + hex.EncodeToString(sum.Sum(nil)[:16])
 	if _, err := o.images.Get(ctx, image); !errdefs.IsNotFound(err) {
 		return image, err
 	}
-	return image, store(ctx, image, f, info.Size())
+	return image, store(ctx, image, files)
 }
 
-// importKernel makes an image with one file.
-func (o ownKernels) importKernel(ctx context.Context, image string, f *os.File, size int64) error {
-	if size > vm.MaxKernelFile {
-		return errdefs.Invalidf("it has %d bytes; at most %d are possible", size, int64(vm.MaxKernelFile))
+// importBoot makes an image with the files of a kernel.
+func (o ownKernels) importBoot(ctx context.Context, image string, files []opened) error {
+	if err := checkBoot(files); err != nil {
+		return err
 	}
-	layer, err := tarball.LayerFromOpener(func() (io.ReadCloser, error) {
-		var head bytes.Buffer
-		w := tar.NewWriter(&head)
-		if err := w.WriteHeader(&tar.Header{Name: microvm.KernelFile[1:], Mode: 0o444, Size: size}); err != nil {
-			return nil, err
-		}
-		end := make([]byte, (512-size%512)%512+1024) // of the file, and of the archive
-		return io.NopCloser(io.MultiReader(&head, io.NewSectionReader(f, 0, size), bytes.NewReader(end))), nil
-	}, tarball.WithCompressionLevel(1))
+	layer, err := tarball.LayerFromOpener(func() (io.ReadCloser, error) { return archive(files) }, tarball.WithCompressionLevel(1))
 	if err != nil {
 		return fmt.Errorf("read it: %w", err)
 	}
@@ -144,4 +190,18 @@ func (o ownKernels) importKernel(ctx context.Context, image string, f *os.File, 
 	r.CloseWithError(errors.Join(err, io.ErrClosedPipe))
 	<-written
 	return err
+}
+
+// archive returns a tar archive of the files of a kernel, which is made while it is read.
+func archive(files []opened) (io.ReadCloser, error) {
+	var parts []io.Reader
+	for i, f := range files {
+		var head bytes.Buffer
+		size := f.info.Size()
+		if err := tar.NewWriter(&head).WriteHeader(&tar.Header{Name: bootNames[i][1:], Mode: 0o444, Size: size}); err != nil {
+			return nil, err
+		}
+		parts = append(parts, &head, io.NewSectionReader(f, 0, size), bytes.NewReader(make([]byte, (512-size%512)%512)))
+	}
+	return io.NopCloser(io.MultiReader(append(parts, bytes.NewReader(make([]byte, 1024)))...)), nil
 }

@@ -53,12 +53,14 @@ func TestVMApplianceOwnKernel(t *testing.T) {
 		code  codes.Code
 		words string
 	}{
-		"a path outside":     {&capsulev1.MicroVMSpec{KernelPath: "/etc/passwd"}, codes.InvalidArgument, "not below"},
-		"a link that leaves": {&capsulev1.MicroVMSpec{RootfsPath: filepath.Join(dir, "link")}, codes.FailedPrecondition, "escapes"},
-		"a folder":           {&capsulev1.MicroVMSpec{RootfsPath: dir}, codes.InvalidArgument, "not below"},
-		"a missing file":     {&capsulev1.MicroVMSpec{RootfsPath: filepath.Join(dir, "none")}, codes.FailedPrecondition, "no such file"},
-		"a command":          {&capsulev1.MicroVMSpec{Command: []string{"sh"}}, codes.Unimplemented, "leave microVm.command"},
-		"hostile arguments":  {&capsulev1.MicroVMSpec{KernelCmdlineExtra: "a\nb"}, codes.InvalidArgument, "kernelCmdlineExtra"},
+		"a path outside":       {&capsulev1.MicroVMSpec{KernelPath: "/etc/passwd"}, codes.InvalidArgument, "not below"},
+		"a link that leaves":   {&capsulev1.MicroVMSpec{RootfsPath: filepath.Join(dir, "link")}, codes.FailedPrecondition, "escapes"},
+		"a folder":             {&capsulev1.MicroVMSpec{RootfsPath: dir}, codes.InvalidArgument, "not below"},
+		"a missing file":       {&capsulev1.MicroVMSpec{RootfsPath: filepath.Join(dir, "none")}, codes.FailedPrecondition, "no such file"},
+		"an initramfs outside": {&capsulev1.MicroVMSpec{InitramfsPath: "/etc/passwd"}, codes.InvalidArgument, "not below"},
+		"a missing initramfs":  {&capsulev1.MicroVMSpec{InitramfsPath: filepath.Join(dir, "none")}, codes.FailedPrecondition, "no such file"},
+		"a command":            {&capsulev1.MicroVMSpec{Command: []string{"sh"}}, codes.Unimplemented, "leave microVm.command"},
+		"hostile arguments":    {&capsulev1.MicroVMSpec{KernelCmdlineExtra: "a\nb"}, codes.InvalidArgument, "kernelCmdlineExtra"},
 	} {
 		_, err := o.workloads.Apply(ctx, &capsulev1.WorkloadApplyRequest{Workload: own(c.m)})
 		o.code(what, err, c.code, c.words)

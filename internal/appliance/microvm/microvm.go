@@ -108,7 +108,7 @@ func (d *Driver) Check(_ context.Context, w *capsulev1.Workload) error {
 	if _, err := Spec(w, ""); err != nil || w.GetMicroVm().GetKernelPath() == "" {
 		return err
 	}
-	return d.Files.Check(w.GetMicroVm().GetKernelPath(), w.GetMicroVm().GetRootfsPath())
+	return d.Files.Check(bootOf(w))
 }
 
 // Prepare implements reconcile.Driver.

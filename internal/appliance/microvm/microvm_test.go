@@ -9,8 +9,10 @@ import (
 	"testing"
 	"time"
 
+	capsulev1 "cocoonstack.io/cocoon/api/capsule/v1"
 	"cocoonstack.io/cocoon/internal/appliance/reconcile"
 	"cocoonstack.io/cocoon/internal/guest"
+	"cocoonstack.io/cocoon/internal/vm"
 )
 
 // engine is one with a VM that has a log.
@@ -48,5 +50,34 @@ func TestRemoveWithoutItsLog(t *testing.T) {
 	}
 	if err := d.Remove(t.Context(), i); err != nil || len(e.removed) != 2 {
 		t.Error(err, e.removed)
+	}
+}
+
+// files are those that a test names, as images.
+type files struct{ Files }
+
+func (files) Ready(_ context.Context, b Boot) (kernelImage, rootfsImage string, err error) {
+	return "kernel of " + b.Kernel + " " + b.Initramfs, "files of " + b.Rootfs, nil
+}
+
+// A VM with a kernel of its own boots its files, with an initramfs if it has one.
+func TestOwnKernel(t *testing.T) {
+	const args = "ro root=/dev/vda console=ttyS0 reboot=k panic=1 ip=dhcp quiet"
+	d := New(Deps{Files: files{}})
+	for initramfs, want := range map[string]vm.Kernel{
+		"":   {Volume: kernelVolume, Path: KernelFile, Args: args},
+		"/i": {Volume: kernelVolume, Path: KernelFile, Initrd: InitramfsFile, Args: args},
+	} {
+		w := &capsulev1.Workload{Name: "own", MicroVm: &capsulev1.MicroVMSpec{KernelPath: "/k", InitramfsPath: initramfs, RootfsPath: "/r", KernelCmdlineExtra: "quiet"}}
+		s, err := d.spec(t.Context(), w, "hash")
+		if err != nil {
+			t.Fatal(err)
+		}
+		if got := s.Kernel(); got == nil || *got != want {
+			t.Errorf("initramfs %q: the kernel is %+v, want %+v", initramfs, got, want)
+		}
+		if s.Image != "files of /r" || len(s.Volumes) != 1 || s.Volumes[0].Image != "kernel of /k "+initramfs {
+			t.Errorf("initramfs %q: the images are %q and %+v", initramfs, s.Image, s.Volumes)
+		}
 	}
 }

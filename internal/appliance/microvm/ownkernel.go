@@ -14,18 +14,33 @@ const (
 	kernelVolume = "capsule-kernel" // no volume of a workload: those have no such mount
 	// KernelFile is the path of the kernel in the image that Files makes of it.
 	KernelFile = "/kernel"
+	// InitramfsFile is the path of the initramfs there, if the VM has one.
+	InitramfsFile = "/initramfs"
 	// ownArgs begin its command line. The documented system passes the address; here the kernel asks for it by DHCP.
 	ownArgs = "ro root=/dev/vda console=ttyS0 reboot=k panic=1 ip=dhcp"
 )
 
+// Boot has the paths of the files that a VM boots.
+type Boot struct {
+	Kernel, Rootfs string
+	Initramfs      string // "": none
+}
+
+// bootOf returns what w boots, if it has a kernel of its own.
+func bootOf(w *capsulev1.Workload) Boot {
+	m := w.GetMicroVm()
+	return Boot{Kernel: m.GetKernelPath(), Rootfs: m.GetRootfsPath(), Initramfs: m.GetInitramfsPath()}
+}
+
 // Files are the kernels and file systems that the administrator of the machine has put there.
 type Files interface {
-	// Check returns an error unless both paths are files that a VM can boot.
+	// Check returns an error unless all paths are files that a VM can boot.
 	// Errors: InvalidArgument, FailedPrecondition if one is not there.
-	Check(kernel, rootfs string) error
-	// Ready makes images of both files as they are now, unless they are made, and returns their names. That of the kernel has KernelFile.
+	Check(b Boot) error
+	// Ready makes images of the files as they are now, unless they are made, and returns their names. That of the kernel has KernelFile,
+	// and InitramfsFile if there is an initramfs.
 	// Errors: those of Check, ResourceExhausted.
-	Ready(ctx context.Context, kernel, rootfs string) (kernelImage, rootfsImage string, err error)
+	Ready(ctx context.Context, b Boot) (kernelImage, rootfsImage string, err error)
 }
 
 // ownKernel makes s boot the kernel of w. Its images are set by Driver.spec.
@@ -46,6 +61,9 @@ func ownKernel(w *capsulev1.Workload, s *vm.Spec) error {
 	s.Image = "capsule-own/rootfs"
 	s.Volumes = append(s.Volumes, vm.Volume{Name: kernelVolume, Kind: vm.VolumeImage, Image: "capsule-own/kernel"})
 	s.Hardware = &vm.Hardware{Kernel: &vm.Kernel{Volume: kernelVolume, Path: KernelFile, Args: args}}
+	if m.GetInitramfsPath() != "" {
+		s.Hardware.Kernel.Initrd = InitramfsFile
+	}
 	return nil
 }
 
@@ -55,7 +73,7 @@ func (d *Driver) spec(ctx context.Context, w *capsulev1.Workload, hash string) (
 	if err != nil || s.Kernel() == nil {
 		return s, err
 	}
-	kernel, rootfs, err := d.Files.Ready(ctx, w.GetMicroVm().GetKernelPath(), w.GetMicroVm().GetRootfsPath())
+	kernel, rootfs, err := d.Files.Ready(ctx, bootOf(w))
 	if err != nil {
 		return s, err
 	}

@@ -142,14 +142,15 @@ func (v *faults) container(c *capsulev1.ContainerSpec) {
 }
 
 func (v *faults) microVM(m *capsulev1.MicroVMSpec) {
-	own := m.GetKernelPath() != "" || m.GetRootfsPath() != ""
+	own := m.GetKernelPath() != "" || m.GetRootfsPath() != "" || m.GetInitramfsPath() != ""
 	v.that(!own || m.GetImage() == "", "microVm.image", "a VM boots an image, or kernelPath and rootfsPath")
 	if !own {
 		v.image("microVm.image", m.GetImage())
 	}
 	for field, p := range map[string]string{"microVm.kernelPath": m.GetKernelPath(), "microVm.rootfsPath": m.GetRootfsPath()} {
-		v.that(!own || path.IsAbs(p) && path.Clean(p) == p, field, "%.200q is not the absolute path of a file", p)
+		v.that(!own || absolute(p), field, "%.200q is not the absolute path of a file", p)
 	}
+	v.that(m.GetInitramfsPath() == "" || absolute(m.GetInitramfsPath()), "microVm.initramfsPath", "%.200q is not the absolute path of a file", m.GetInitramfsPath())
 	_, known := capsulev1.MicroVMBackend_name[int32(m.GetBackend())]
 	v.that(known, "microVm.backend", "there is no backend %d", m.GetBackend())
 }
@@ -190,8 +191,7 @@ func (v *faults) mounts(at string, mounts []*capsulev1.VolumeMount) {
 		v.that(nameRE.MatchString(m.GetVolumeName()), field+".volumeName", "%.80q is not the name of a volume", m.GetVolumeName())
 		v.that(!slices.Contains(names, m.GetVolumeName()), field+".volumeName", "%.80q is mounted twice", m.GetVolumeName())
 		p := m.GetMountPath()
-		clean := path.IsAbs(p) && path.Clean(p) == p && p != "/"
-		v.that(clean && !below(p, "/proc", "/sys", "/dev"), field+".mountPath", "%.200q is not an absolute path without . and .. below which a volume can be; it is not /, /proc, /sys or /dev", p)
+		v.that(absolute(p) && p != "/" && !below(p, "/proc", "/sys", "/dev"), field+".mountPath", "%.200q is not an absolute path without . and .. below which a volume can be; it is not /, /proc, /sys or /dev", p)
 		v.that(!slices.Contains(paths, p), field+".mountPath", "%.200q is there twice", p)
 		paths, names = append(paths, p), append(names, m.GetVolumeName())
 	}
@@ -221,6 +221,9 @@ func below(p string, dirs ...string) bool {
 	return slices.ContainsFunc(dirs, func(d string) bool { return p == d || strings.HasPrefix(p, d+"/") })
 }
 
+// absolute reports whether p is an absolute path without . and .. parts.
+func absolute(p string) bool { return path.IsAbs(p) && path.Clean(p) == p }
+
 func lower(s string) string { return strings.ToLower(s) }
 
 // Bind is a path of the machine that a container sees.
@@ -238,7 +241,7 @@ func ParseBind(text string) (Bind, error) {
 	}
 	b.Source, b.Path = parts[0], parts[len(parts)-1]
 	for _, p := range parts {
-		if !path.IsAbs(p) || path.Clean(p) != p {
+		if !absolute(p) {
 			return Bind{}, errdefs.Invalidf("%.200q is not PATH or SOURCE:PATH, with :ro at the end for reading only; paths are absolute, without . and ..", text)
 		}
 	}
@@ -263,6 +266,7 @@ func Reaches(w *capsulev1.Workload) (fields []string) {
 		{len(c.GetHostBindPaths()) > 0, "hostBindPaths"},
 		{w.GetMicroVm().GetKernelPath() != "", "kernelPath"},
 		{w.GetMicroVm().GetRootfsPath() != "", "rootfsPath"},
+		{w.GetMicroVm().GetInitramfsPath() != "", "initramfsPath"},
 	} {
 		if f.set {
 			fields = append(fields, f.name)

@@ -36,6 +36,7 @@ func TestValidate(t *testing.T) {
 		`{"container": {` + image + `}}`,
 		`{"microVm": {` + image + `, "vcpus": 2, "memoryMib": 512, "mounts": [{"volumeName": "data", "mountPath": "/data"}]}}`,
 		`{"microVm": {"kernelPath": "/perm/vmlinux", "rootfsPath": "/perm/root.ext4"}}`,
+		`{"microVm": {"kernelPath": "/perm/vmlinuz", "initramfsPath": "/perm/initrd.img", "rootfsPath": "/perm/root.ext4"}}`,
 		`{"container": {` + image + `, "networkMode": "NETWORK_MODE_HOST", "privileged": true, "hostBindPaths": ["/", "/a:/b:ro"]}}`,
 		`{"container": {` + image + `, "ports": [{"containerPort": 80, "hostPort": 80}, {"containerPort": 80, "hostPort": 80, "protocol": "UDP"}]}}`,
 		`{"container": {` + image + `}, "dependsOn": ["db"], "livenessProbe": {"http": {"port": 80}}, "readinessProbe": {"exec": {"command": ["true"]}, "successThreshold": 2}}`,
@@ -77,6 +78,11 @@ func TestValidate(t *testing.T) {
 		`{"container": {` + image + `, "env": {"A=B": "c"}}}`:                                                                                  "env",
 		`{"container": {` + image + `, "command": ["a\u0000b"]}}`:                                                                              "zero byte",
 		`{"microVm": {"kernelPath": "/perm/vmlinux"}}`:                                                                                         "rootfsPath",
+		`{"microVm": {` + image + `, "initramfsPath": "/i"}}`:                                                                                  "microVm.kernelPath",
+		`{"microVm": {"kernelPath": "/k", "initramfsPath": "/i"}}`:                                                                             "microVm.rootfsPath",
+		`{"microVm": {"rootfsPath": "/r", "initramfsPath": "/i"}}`:                                                                             "microVm.kernelPath",
+		`{"microVm": {"kernelPath": "/k", "rootfsPath": "/r", "initramfsPath": "i"}}`:                                                          "microVm.initramfsPath",
+		`{"microVm": {"kernelPath": "/k", "rootfsPath": "/r", "initramfsPath": "/a/../i"}}`:                                                    "microVm.initramfsPath",
 		`{"microVm": {` + image + `, "kernelPath": "/perm/vmlinux", "rootfsPath": "/r"}}`:                                                      "microVm.image",
 		`{"container": {"image": "demo", "args": ["` + strings.Repeat("a", MaxBytes) + `"]}}`:                                                  "bytes",
 	} {
@@ -95,6 +101,7 @@ func TestReaches(t *testing.T) {
 		`{"container": {` + image + `, "privileged": true, "hostPid": true, "hostMount": true, "hostIpc": true, "hostBindPaths": ["/"]}}`: "privileged hostPid hostMount hostIpc hostBindPaths",
 		`{"container": {` + image + `, "networkMode": "NETWORK_MODE_HOST"}}`:                                                              "networkMode HOST",
 		`{"microVm": {"kernelPath": "/k", "rootfsPath": "/r"}}`:                                                                           "kernelPath rootfsPath",
+		`{"microVm": {"kernelPath": "/k", "rootfsPath": "/r", "initramfsPath": "/i"}}`:                                                    "kernelPath rootfsPath initramfsPath",
 	} {
 		if got := strings.Join(Reaches(parse(t, text)), " "); got != want {
 			t.Errorf("%s: %q, want %q", text, got, want)
@@ -173,6 +180,11 @@ func TestHash(t *testing.T) {
 		if same(change) {
 			t.Errorf("%s makes no other hash", name)
 		}
+	}
+	b := Row{Workload: parse(t, `{"microVm": {"kernelPath": "/k", "rootfsPath": "/r"}}`)}
+	c := b.Clone()
+	if c.Workload.GetMicroVm().InitramfsPath = "/i"; b.Hash() == c.Hash() {
+		t.Error("an initramfs makes no other hash")
 	}
 }
 

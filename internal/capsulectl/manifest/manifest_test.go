@@ -89,6 +89,17 @@ func TestDocumentedFields(t *testing.T) {
 	}
 }
 
+// What Cocoon adds is written as the documented fields are.
+func TestInitramfs(t *testing.T) {
+	for _, field := range []string{"initramfsPath", "initramfs_path"} {
+		got, err := Parse([]byte("name: vm\nkind: MicroVM\nmicroVm: {kernelPath: /k, " + field + ": /i, rootfsPath: /r}\n"))
+		want := &capsulev1.MicroVMSpec{KernelPath: "/k", InitramfsPath: "/i", RootfsPath: "/r"}
+		if err != nil || len(got) != 1 || !proto.Equal(got[0].Workload.GetMicroVm(), want) {
+			t.Errorf("%s: %v, %v", field, got, err)
+		}
+	}
+}
+
 func TestExamples(t *testing.T) {
 	files, err := filepath.Glob("../../../examples/appliance/*.yaml")
 	if err != nil || len(files) < 4 {
