@@ -148,7 +148,7 @@ func TestStateGoesBack(t *testing.T) {
 	update("v999.1")
 	o.m.from = o.m.now()
 	o.do("capsule", "update", "push", path, "--deadline=1m")
-	o.m.wait(o.m.serial, "slot b, files", "ending all processes", "slot a, files", "10.0.2.15:50000")
+	o.m.waitEach("slot b, files", "ending all processes", "slot a, files", "10.0.2.15:50000")
 	out := o.until("v999.1", "capsule", "info")
 	if !strings.Contains(out, "nobody confirmed it in 1m0s") {
 		t.Errorf("after a trial:\n%s", out)
