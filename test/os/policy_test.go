@@ -61,15 +61,15 @@ container:
   image: cocoon/demo:latest
   command: [sh, -c]
   args: ["rm -f /ready; [ -e /data/first ] || touch /data/first /ready; exec /usr/bin/server"]
+  ports: [{containerPort: 8080, hostPort: 8080}]
   mounts: [{volumeName: data, mountPath: /data}]
 readinessProbe: {exec: {command: [sh, -c, "[ -e /ready ]"]}, periodSeconds: 1, timeoutSeconds: 30}
 `))
 	const failing = "workloads: web ran before the update, and not yet again"
 	ready := func() {
-		o.wait("the workload can be made ready", func() bool {
-			_, err := o.try("workload", "exec", "web", "--", "touch", "/ready")
-			return err == nil
-		})
+		t.Helper()
+		o.wait("the workload has started", func() bool { return answers(o.port) })
+		o.do("workload", "exec", "web", "--", "touch", "/ready")
 	}
 	path := filepath.Join(o.dir, "next.tar")
 
