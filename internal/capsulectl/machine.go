@@ -355,7 +355,7 @@ func (a *app) trial(ctx context.Context, c *client, slot string, soak int) error
 
 func (a *app) updateConfirmCommand() *cobra.Command {
 	return &cobra.Command{
-		Use: "confirm", Short: "Keep the system that is on trial", Args: cobra.NoArgs,
+		Use: "confirm", Short: "Keep the system that is on trial, or that was started instead of the good one", Args: cobra.NoArgs,
 		RunE: a.calling(func(ctx context.Context, c *client, _ []string) error { return a.confirm(ctx, c) }),
 	}
 }

@@ -95,6 +95,14 @@ func (m *machine) wait(c *console, words ...string) string {
 	}
 }
 
+// waitEach is wait with patience for each of the words that the serial console has.
+func (m *machine) waitEach(words ...string) {
+	m.t.Helper()
+	for i := range words {
+		m.wait(m.serial, words[:i+1]...)
+	}
+}
+
 func inOrder(text string, words []string) bool {
 	for _, w := range words {
 		i := strings.Index(text, w)

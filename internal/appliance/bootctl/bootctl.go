@@ -162,6 +162,19 @@ func (c *Control) MarkBad() error {
 	})
 }
 
+// Keep makes the slot that runs the good one, after the loader has started it instead of the good one: that one does not start any more, or somebody chose this
+// one at the console. In the good slot and on trial, it is a FailedPrecondition error.
+func (c *Control) Keep() error {
+	return c.change("keep the slot that runs", func(s *State) error {
+		if c.boot.Slot == None || c.boot.Trial || c.boot.Files == "" || c.boot.Slot == s.Good {
+			return errdefs.Preconditionf("slot %s is the good one, and no other one was started in its place", s.Good)
+		}
+		s.Good, s.Try, s.Tries, s.UID = c.boot.Slot, None, 0, ""
+		s.Files.set(s.Good, c.boot.Files)
+		return nil
+	})
+}
+
 // Repair replaces a damaged block: the slot that runs is good, and the other one holds nothing that starts. It does nothing to a block that
 // can be read. On a system that was started on trial, or in no slot, it is a FailedPrecondition error.
 func (c *Control) Repair() error {

@@ -54,7 +54,7 @@ func TestSteps(t *testing.T) {
 		return func(c *Control) error { return c.Arm(slot, tries, uid) }
 	}
 	vacate := func(slot Slot) step { return func(c *Control) error { return c.Vacate(slot) } }
-	confirm, refuse := (*Control).MarkGood, (*Control).MarkBad
+	confirm, refuse, keep := (*Control).MarkGood, (*Control).MarkBad, (*Control).Keep
 	as := func(boot Boot) step { return func(c *Control) error { c.boot = boot; return nil } }
 	counted := func(c *Control) error { // what GRUB does
 		_, s, _, err := c.load()
@@ -82,6 +82,9 @@ func TestSteps(t *testing.T) {
 		{"nothing to confirm", []step{confirm}, State{Good: A, Files: both}, errdefs.FailedPrecondition},
 		{"nothing to roll back", []step{refuse}, State{Good: A, Files: both}, errdefs.FailedPrecondition},
 		{"the old slot confirms nothing", []step{arm(B, 1, "v2"), counted, confirm}, State{Good: A, Try: B, UID: "v2", Files: Files{"v1", "v2"}}, errdefs.FailedPrecondition},
+		{"the old slot is kept after a rollback: it is the good one", []step{arm(B, 1, "v2"), counted, keep}, State{Good: A, Try: B, UID: "v2", Files: Files{"v1", "v2"}}, errdefs.FailedPrecondition},
+		{"the old slot was started instead of the good one, and is kept", []step{arm(B, 2, "v2"), counted, as(trial), confirm, as(good), keep}, State{Good: A, Files: Files{"v1", "v2"}}, 0},
+		{"a slot on trial is not kept so", []step{arm(B, 2, "v2"), counted, as(trial), keep}, State{Good: A, Try: B, Tries: 1, UID: "v2", Files: Files{"v1", "v2"}}, errdefs.FailedPrecondition},
 		{"another update's trial", []step{arm(B, 2, "v2"), as(Boot{Slot: B, Trial: true, UID: "v0"}), confirm}, State{Good: A, Try: B, Tries: 2, UID: "v2", Files: Files{"v1", "v2"}}, errdefs.FailedPrecondition},
 		{"the good slot is not armed", []step{arm(A, 2, "v2")}, State{Good: A, Files: both}, errdefs.FailedPrecondition},
 		{"the good slot is not vacated", []step{vacate(A)}, State{Good: A, Files: both}, errdefs.FailedPrecondition},
@@ -138,7 +141,7 @@ func TestDamaged(t *testing.T) {
 			if !errdefs.Is(err, errdefs.DataLoss) || s != (State{Good: A}) {
 				t.Errorf("got %+v, %v", s, err)
 			}
-			for _, err := range []error{c.Vacate(A), c.Arm(A, 1, "v3"), c.MarkGood(), c.MarkBad()} {
+			for _, err := range []error{c.Vacate(A), c.Arm(A, 1, "v3"), c.MarkGood(), c.MarkBad(), c.Keep()} {
 				if !errdefs.Is(err, errdefs.DataLoss) {
 					t.Errorf("got %v, want a data loss error", err)
 				}

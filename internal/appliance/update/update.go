@@ -223,8 +223,13 @@ func (u *Updater) State() State {
 	if u.pending {
 		s.Pending, s.Left = u.cfg.Boot.Slot, max(u.deadline()-u.cfg.Age(), 0)
 		s.Policy, s.Failing = u.policyOf(), u.failing
-	} else if now, err := u.cfg.Control.Read(); err == nil && now.Open() {
-		s.Pending = now.Try
+	} else if now, err := u.cfg.Control.Read(); err == nil {
+		if now.Open() {
+			s.Pending = now.Try
+		}
+		if now.Good != u.cfg.Boot.Slot {
+			s.Because = fmt.Sprintf("slot %s is the good one, and did not start, or somebody chose slot %s at the console", now.Good, u.cfg.Boot.Slot)
+		}
 	}
 	return s
 }
@@ -249,7 +254,7 @@ func (u *Updater) Stage(ctx context.Context, r io.Reader, size uint64, sum strin
 	case s.Open():
 		return "", "", errdefs.Preconditionf("an update waits for its first start; reboot the machine first: capsulectl capsule reboot")
 	case s.Good != u.cfg.Boot.Slot:
-		return "", "", errdefs.Preconditionf("the machine runs slot %s, and slot %s is the good one; reboot it first", u.cfg.Boot.Slot, s.Good)
+		return "", "", errdefs.Preconditionf("the machine runs slot %s, and slot %s is the good one; reboot it, or keep slot %[1]s: capsulectl capsule update confirm", u.cfg.Boot.Slot, s.Good)
 	}
 	in := newCounted(r, size)
 	b, err := bundle.Open(in, u.cfg.Keys)
@@ -301,21 +306,26 @@ func (u *Updater) commit(ctx context.Context) error {
 	return u.cfg.Control.Arm(u.record.Slot, Tries, u.record.UID)
 }
 
-// Confirm ends the trial of this system: it is the good one now. Errors: FailedPrecondition if it is not on trial, or if its policy is Both and a gate does not hold.
+// Confirm ends the trial of this system: it is the good one now. So is one that the loader has started instead of the good one. Errors: FailedPrecondition if this system is
+// the good one, or if its policy is Both and a gate does not hold.
 func (u *Updater) Confirm(ctx context.Context) (bootctl.Slot, string, error) {
 	u.mu.Lock()
 	defer u.mu.Unlock()
+	mark := u.cfg.Control.MarkGood
 	if !u.pending {
-		return "", "", errdefs.Preconditionf("nothing is to be confirmed: version %s is not on trial", u.cfg.Version)
+		if s, err := u.cfg.Control.Read(); err != nil || s.Good == u.cfg.Boot.Slot {
+			return "", "", errdefs.Preconditionf("nothing is to be confirmed: version %s is not on trial", u.cfg.Version)
+		}
+		mark = u.cfg.Control.Keep
 	}
-	if u.policyOf() == Both && u.failing != "" {
+	if u.pending && u.policyOf() == Both && u.failing != "" {
 		return "", "", errdefs.Preconditionf("version %s is not kept while this does not hold: %s", u.cfg.Version, u.failing)
 	}
-	if err := u.cfg.Control.MarkGood(); err != nil {
+	if err := mark(); err != nil {
 		return "", "", err
 	}
 	u.pending = false
-	u.record = record{Slot: u.cfg.Boot.Slot, Version: u.cfg.Version, UID: u.cfg.Boot.UID, Phase: confirmed, Good: u.cfg.Version, Copied: u.record.Copied}
+	u.record = record{Slot: u.cfg.Boot.Slot, Version: u.cfg.Version, UID: u.cfg.Boot.Files, Phase: confirmed, Good: u.cfg.Version, Copied: u.record.Copied}
 	if err := u.store(ctx); err != nil { // the environment says what counts
 		u.cfg.Log.Warn("the confirmation is not in the journal of updates", "err", err)
 	}

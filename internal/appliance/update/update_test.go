@@ -260,6 +260,36 @@ func TestUpdate(t *testing.T) {
 	}
 }
 
+// The good slot does not start any more, so the loader has started the other one. The operator keeps that, and can push updates again.
+func TestGoodSlotIsLost(t *testing.T) {
+	b := newBox(t)
+	if err := b.push(packed(t, "v2", key("ours"))); err != nil {
+		t.Fatal(err)
+	}
+	b.loader()
+	if _, _, err := b.u.Confirm(t.Context()); err != nil {
+		t.Fatal(err)
+	}
+	b.boot, b.version = bootctl.Boot{Slot: bootctl.A, Files: "first"}, "v1"
+	b.start()
+	if because := b.u.State().Because; !strings.Contains(because, "slot b is the good one") {
+		t.Errorf("the machine says %q", because)
+	}
+	next := packed(t, "v3", key("ours"))
+	if err := b.push(next); !errdefs.IsFailedPrecondition(err) || !strings.Contains(err.Error(), "capsule update confirm") {
+		t.Errorf("an update over the good slot: %v", err)
+	}
+	if slot, version, err := b.u.Confirm(t.Context()); err != nil || slot != bootctl.A || version != "v1" {
+		t.Errorf("%q, %q, %v", slot, version, err)
+	}
+	b.is(bootctl.A, bootctl.None, "v1", false)
+	if err := b.push(next); err != nil {
+		t.Error(err)
+	}
+	b.loader()
+	b.is(bootctl.B, bootctl.B, "v1", false)
+}
+
 // What nobody confirms is rolled back: by the loader, or by the deadline.
 func TestRollback(t *testing.T) {
 	b := newBox(t)
