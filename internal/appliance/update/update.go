@@ -228,7 +228,7 @@ func (u *Updater) State() State {
 			s.Pending = now.Try
 		}
 		if now.Good != u.cfg.Boot.Slot {
-			s.Because = fmt.Sprintf("slot %s is the good one, and did not start, or somebody chose slot %s at the console", now.Good, u.cfg.Boot.Slot)
+			s.Because, s.Log = fmt.Sprintf("slot %s is the good one, and did not start, or somebody chose slot %s at the console", now.Good, u.cfg.Boot.Slot), ""
 		}
 	}
 	return s
