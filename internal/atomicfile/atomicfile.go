@@ -1,11 +1,14 @@
 // Package atomicfile writes files that exist either completely or not at all, even after a power cut.
 //
-// It does not lock: two writers of one path both succeed and the last rename wins.
+// It does not lock: two writers of one path both succeed and the last rename wins. A writer that is killed leaves a temporary file, which
+// Sweep removes.
 package atomicfile
 
 import (
+	"errors"
 	"fmt"
 	"io"
+	"io/fs"
 	"os"
 	"path/filepath"
 )
@@ -21,7 +24,7 @@ func WriteFile(path string, data []byte, mode os.FileMode) error {
 
 // Write is WriteFile for content that fill produces. If fill fails, nothing is left behind and path is unchanged.
 func Write(path string, mode os.FileMode, fill func(io.Writer) error) (err error) {
-	f, err := os.CreateTemp(filepath.Dir(path), "."+filepath.Base(path)+".tmp-*")
+	f, err := os.CreateTemp(filepath.Dir(path), temporary(path))
 	if err != nil {
 		return fmt.Errorf("write %s: %w", path, err)
 	}
@@ -44,6 +47,28 @@ func Write(path string, mode os.FileMode, fill func(io.Writer) error) (err error
 		return fmt.Errorf("write %s: %w", path, err)
 	}
 	return Rename(f.Name(), path)
+}
+
+// temporary returns the pattern of the names of temporary files of path, whose own last part may be a pattern, too.
+func temporary(path string) string { return "." + filepath.Base(path) + ".tmp-*" }
+
+// Sweep removes the temporary files of writers of path that were killed. The last part of path may be a pattern of filepath.Match. Nobody may
+// write such a file meanwhile. A folder that is not there has none.
+func Sweep(path string) error {
+	dir := filepath.Dir(path)
+	found, err := os.ReadDir(dir)
+	if err != nil && !errors.Is(err, fs.ErrNotExist) {
+		return fmt.Errorf("look for temporary files of %s: %w", path, err)
+	}
+	for _, f := range found {
+		if is, err := filepath.Match(temporary(path), f.Name()); err != nil || !is || !f.Type().IsRegular() {
+			continue
+		}
+		if err := os.Remove(filepath.Join(dir, f.Name())); err != nil && !errors.Is(err, fs.ErrNotExist) {
+			return fmt.Errorf("remove a temporary file of %s: %w", path, err)
+		}
+	}
+	return nil
 }
 
 // Rename renames from to to and makes the new name durable. Both must be in one file system. The caller must have synced the

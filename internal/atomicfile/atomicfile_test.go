@@ -54,3 +54,35 @@ func TestMissingFolder(t *testing.T) {
 		t.Errorf("got %v", err)
 	}
 }
+
+// What a writer leaves that is killed goes, and nothing else.
+func TestSweep(t *testing.T) {
+	dir := t.TempDir()
+	path := func(name string) string { return filepath.Join(dir, name) }
+	err := Write(path("f"), 0o600, func(io.Writer) error {
+		names, err := os.ReadDir(dir)
+		if err != nil || len(names) != 1 {
+			t.Fatal(names, err)
+		}
+		return errors.Join(os.Link(path(names[0].Name()), path(names[0].Name()+"9")), os.Link(path(names[0].Name()), path(".g.json.tmp-123")))
+	})
+	if err != nil {
+		t.Fatal(err)
+	}
+	for _, name := range []string{"f.tmp-1", ".f.tmp", ".fg.tmp-1"} {
+		if err := os.WriteFile(path(name), nil, 0o600); err != nil {
+			t.Fatal(err)
+		}
+	}
+	for _, c := range []struct {
+		path string
+		left int
+	}{{"none", 6}, {"f", 5}, {"*.json", 4}, {"f", 4}, {"none/f", 4}} {
+		if err := Sweep(path(c.path)); err != nil {
+			t.Fatal(err)
+		}
+		if names, err := os.ReadDir(dir); err != nil || len(names) != c.left {
+			t.Errorf("after a sweep of %s there are %v, %v", c.path, names, err)
+		}
+	}
+}

@@ -59,11 +59,17 @@ func (n nics) drop(id vm.ID) error {
 	return nil
 }
 
+// sweep removes what a daemon has left that was killed while it wrote. Nobody writes yet.
+func (n nics) sweep() error { return atomicfile.Sweep(n.path("*")) }
+
 // Begin tells the network which interfaces containers have, and removes those that a crash left. It comes before the first use of the
 // driver, and after the network was set up.
 func (d *Driver) Begin(ctx context.Context) error {
 	if d.deps.Network == nil {
 		return nil
+	}
+	if err := d.nics.sweep(); err != nil {
+		return err
 	}
 	var held []network.Held
 	var keep []string

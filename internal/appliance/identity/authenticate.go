@@ -57,6 +57,9 @@ func openReplay(path string, now time.Time) (*replay, error) {
 	if path == "" {
 		return r, nil
 	}
+	if err := atomicfile.Sweep(path); err != nil {
+		return nil, err
+	}
 	text, err := os.ReadFile(filepath.Clean(path))
 	if err != nil && !errors.Is(err, fs.ErrNotExist) {
 		return nil, fmt.Errorf("read the tokens that were used: %w", err)

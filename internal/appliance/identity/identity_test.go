@@ -248,7 +248,13 @@ func TestReplayOverARestart(t *testing.T) {
 	if fi, err := f.Stat(); err != nil || fi.Mode().Perm() != 0o600 {
 		t.Errorf("%v, %v", fi, err)
 	}
+	if err := os.WriteFile(filepath.Join(filepath.Dir(path), ".used.tmp-123"), nil, 0o600); err != nil { // of a daemon that was killed while it started
+		t.Fatal(err)
+	}
 	r = open(now.Add(time.Minute))
+	if files, err := os.ReadDir(filepath.Dir(path)); err != nil || len(files) != 1 {
+		t.Errorf("there are %v, %v", files, err)
+	}
 	if err := r.see(c, now.Add(time.Minute)); !errdefs.Is(err, errdefs.Unauthenticated) || len(r.seen) != 1 {
 		t.Errorf("%v, %v", err, r.seen)
 	}

@@ -27,6 +27,9 @@ func (n *Network) Setup(ctx context.Context) error {
 		if err != nil {
 			return fmt.Errorf("set up network %s: %w", n.cfg.Name, err)
 		}
+		if err := n.file.Sweep(); err != nil {
+			return fmt.Errorf("set up network %s: %w", n.cfg.Name, err)
+		}
 		if lv.damage != nil {
 			if err := n.setAside(lv.damage); err != nil {
 				return fmt.Errorf("set up network %s: %w", n.cfg.Name, err)

@@ -332,11 +332,15 @@ func TestDamagedLeases(t *testing.T) {
 			if err = errors.Join(err, rerr); err == nil {
 				err = os.WriteFile(path, []byte(damage(string(text))), 0o644)
 			}
-			if err != nil {
+			unfinished := filepath.Join(filepath.Dir(path), "."+filepath.Base(path)+".tmp-1") // the daemon was killed while it wrote
+			if err = errors.Join(err, os.WriteFile(unfinished, []byte("["), 0o600)); err != nil {
 				t.Fatal(err)
 			}
 			n = build(t, Config{StateDir: dir, NAT: true})
 			setup()
+			if _, err := os.Stat(unfinished); !errors.Is(err, os.ErrNotExist) {
+				t.Errorf("after the next start the unfinished file is there: %v", err)
+			}
 			defer func() { _ = n.Teardown(context.WithoutCancel(t.Context())) }()
 			kept, err := filepath.Glob(path + ".damaged-*")
 			if err != nil || len(kept) != 1 || n.DamagedLeases() != 1 {

@@ -100,6 +100,13 @@ func (f *File) Read() ([]Lease, error) {
 	return leases, nil
 }
 
+// Sweep removes what a daemon has left that was killed while it wrote the file.
+func (f *File) Sweep() error {
+	f.mu.Lock()
+	defer f.mu.Unlock()
+	return atomicfile.Sweep(f.path)
+}
+
 // SetAside moves an unusable file out of the way and returns its new path.
 func (f *File) SetAside(now time.Time) (string, error) {
 	to := f.path + ".damaged-" + now.UTC().Format("20060102T150405")
