@@ -118,7 +118,7 @@ kind: Container
 container:
   image: cocoon/demo:latest
   command: [sh, -c]
-  args: ["date >>/data/starts; exec /usr/bin/server"]
+  args: ["date >>/data/starts; sync; exec /usr/bin/server"]
   ports: [{containerPort: 8080, hostPort: 8080}]
   mounts: [{volumeName: data, mountPath: /data}]
 `))
@@ -142,10 +142,11 @@ container:
 	if strings.Contains(after, "not used") {
 		t.Errorf("before:\n%s\nafter:\n%s", before, after)
 	}
+	o.wait("the port of the container answers", func() bool { return answers(web) })
 	m.off(cmd) // a power cut
 	m, _ = firmware(t, target, true, forwards...)
 	healthy(t, m.wait(m.serial, "Cocoon OS", "10.0.2.15:50000"))
-	o.until("running   yes", "workload", "list")
+	o.wait("the port of the container answers", func() bool { return answers(web) })
 	if again := o.do("capsule", "grow-disk", "--yes", "-o", "json"); strings.Contains(again, "grownBytes") {
 		t.Errorf("it grows again: %s", again)
 	}
