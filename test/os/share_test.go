@@ -18,7 +18,7 @@ func (o *operator) passOn() {
 	o.do("workload", "stop", "web")
 	o.until("stopped   stopped", "workload", "list")
 	o.do("volume", "resize", "data", "96")
-	o.do("apply", "--wait", "--timeout", "10m", "-f", o.file("vm.yaml", `name: isolated
+	out, err := o.try("apply", "--wait", "--timeout", "10m", "-f", o.file("vm.yaml", `name: isolated
 kind: MicroVM
 microVm:
   image: cocoon/demo:latest
@@ -29,6 +29,12 @@ microVm:
   mounts: [{volumeName: data, mountPath: /data}]
 readinessProbe: {tcp: {port: 8080}}
 `))
+	if err != nil {
+		events, _ := o.try("workload", "events", "isolated")
+		serial, _ := o.try("workload", "logs", "isolated", "--serial")
+		log, _ := o.try("capsule", "logs", "-n", "40")
+		o.t.Fatalf("the micro-VM: %v\n%s\n%s\n%s\n%s", err, out, events, serial, log)
+	}
 	o.wait("the port of the micro-VM answers from outside", func() bool { return answers(o.port) })
 	if out := o.do("workload", "logs", "isolated"); !strings.Contains(out, "it has "+blob) {
 		o.t.Errorf("the micro-VM has other data than %s: %s", blob, out)
