@@ -5,7 +5,6 @@
 package appliance
 
 import (
-	"bytes"
 	"context"
 	"fmt"
 	"io"
@@ -14,43 +13,20 @@ import (
 	"os/exec"
 	"path/filepath"
 	"strings"
-	"sync"
 	"testing"
 	"time"
 
+	"cocoonstack.io/cocoon/internal/testkit/console"
 	"cocoonstack.io/cocoon/internal/testkit/need"
 )
 
 const patience = 10 * time.Minute // for anything, on a busy host
 
-// console keeps what a machine has said.
-type console struct {
-	mu   sync.Mutex
-	text bytes.Buffer
-	more chan struct{} // closed and replaced when there is more
-}
-
-func newConsole() *console { return &console{more: make(chan struct{})} }
-
-func (c *console) Write(p []byte) (int, error) {
-	c.mu.Lock()
-	defer c.mu.Unlock()
-	close(c.more)
-	c.more = make(chan struct{})
-	return c.text.Write(p)
-}
-
-func (c *console) said() (string, <-chan struct{}) {
-	c.mu.Lock()
-	defer c.mu.Unlock()
-	return strings.ReplaceAll(c.text.String(), "\r", ""), c.more
-}
-
 // machine is a running machine.
 type machine struct {
 	t      *testing.T
-	serial *console
-	shell  *console
+	serial *console.Console
+	shell  *console.Console
 	input  io.Writer // of the shell
 	ended  chan struct{}
 	begin  time.Time
@@ -60,13 +36,13 @@ type machine struct {
 
 // now returns how much the serial console has said.
 func (m *machine) now() int {
-	text, _ := m.serial.said()
+	text, _ := m.serial.Said()
 	return len(text)
 }
 
 // since returns what a console has said as far as it counts.
-func (m *machine) since(c *console) (string, <-chan struct{}) {
-	text, more := c.said()
+func (m *machine) since(c *console.Console) (string, <-chan struct{}) {
+	text, more := c.Said()
 	if c == m.serial {
 		text = text[m.from:]
 	}
@@ -74,7 +50,7 @@ func (m *machine) since(c *console) (string, <-chan struct{}) {
 }
 
 // wait waits until the console has each of the words after one another, and returns what it said.
-func (m *machine) wait(c *console, words ...string) string {
+func (m *machine) wait(c *console.Console, words ...string) string {
 	m.t.Helper()
 	limit := time.After(patience)
 	for {
@@ -149,7 +125,7 @@ func userNet(forwards ...string) string {
 // startAt is start on a network, as QEMU has them.
 func startAt(t *testing.T, network string, options ...string) (*machine, *exec.Cmd) {
 	t.Helper()
-	m := &machine{t: t, serial: newConsole(), shell: newConsole(), ended: make(chan struct{}), begin: time.Now()}
+	m := &machine{t: t, serial: console.New(), shell: console.New(), ended: make(chan struct{}), begin: time.Now()}
 	args := append([]string{
 		"-M", "q35", "-accel", "tcg,thread=multi,tb-size=256", "-cpu", "max", "-smp", "2", "-m", "2048", "-nodefaults", "-no-user-config", "-display", "none",
 		"-netdev", network + ",id=net", "-device", "virtio-net-pci,netdev=net,romfile=", "-device", "virtio-rng-pci",
@@ -164,7 +140,7 @@ func startAt(t *testing.T, network string, options ...string) (*machine, *exec.C
 	t.Cleanup(func() {
 		m.off(cmd)
 		if file := os.Getenv("COCOON_OS_OUTPUT"); file != "" {
-			text, _ := m.serial.said()
+			text, _ := m.serial.Said()
 			f, err := os.OpenFile(file, os.O_CREATE|os.O_APPEND|os.O_WRONLY, 0o600)
 			if err == nil {
 				_, _ = f.WriteString(text)

@@ -53,7 +53,7 @@ func TestNetwork(t *testing.T) {
 	m, cmd = firmware(t, image, true, forward, other)
 	o.m = m
 	m.wait(m.serial, "10.0.2.15:50000")
-	if text, _ := m.serial.said(); strings.Contains(text, "192.0.2.7") {
+	if text, _ := m.serial.Said(); strings.Contains(text, "192.0.2.7") {
 		t.Error("after a power cut the trial goes on")
 	}
 

@@ -70,7 +70,7 @@ func TestImage(t *testing.T) {
 		t.Fatal(err)
 	}
 	m.wait(m.serial, "ending all processes", "reboot: Restarting system")
-	if text, _ := m.serial.said(); strings.Contains(text, "not unmounted") {
+	if text, _ := m.serial.Said(); strings.Contains(text, "not unmounted") {
 		t.Errorf("a file system was busy:\n%s", tail(text))
 	}
 	<-m.ended

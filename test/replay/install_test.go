@@ -13,10 +13,10 @@ import (
 	"path/filepath"
 	"regexp"
 	"strings"
-	"sync"
 	"testing"
 	"time"
 
+	"cocoonstack.io/cocoon/internal/testkit/console"
 	"cocoonstack.io/cocoon/internal/testkit/need"
 )
 
@@ -27,27 +27,6 @@ const (
 	ends       = 5                // that many first and last ones
 )
 
-// watcher keeps what a machine says.
-type watcher struct {
-	mu   sync.Mutex
-	text bytes.Buffer
-	more chan struct{}
-}
-
-func (w *watcher) Write(p []byte) (int, error) {
-	w.mu.Lock()
-	defer w.mu.Unlock()
-	close(w.more)
-	w.more = make(chan struct{})
-	return w.text.Write(p)
-}
-
-func (w *watcher) said() (string, <-chan struct{}) {
-	w.mu.Lock()
-	defer w.mu.Unlock()
-	return strings.ReplaceAll(w.text.String(), "\r", ""), w.more
-}
-
 // running starts a machine by its firmware, calls then once it has said all of the words, and ends it.
 func (b *bench) running(words []string, then func(said string), options ...string) {
 	b.t.Helper()
@@ -55,7 +34,7 @@ func (b *bench) running(words []string, then func(said string), options ...strin
 	defer stop()
 	vars := b.path("running.fd")
 	b.do("cp", "--no-preserve=mode", b.vars, vars)
-	w := &watcher{more: make(chan struct{})}
+	w := console.New()
 	cmd := exec.CommandContext(ctx, b.qemu, append([]string{
 		"-M", "q35", "-accel", "tcg,thread=multi,tb-size=256", "-cpu", "max", "-smp", "2", "-m", "2048", "-nodefaults", "-no-user-config", "-display", "none", "-no-reboot",
 		"-serial", "stdio", "-monitor", "none", "-drive", "if=pflash,format=raw,unit=0,readonly=on,file=" + b.code, "-drive", "if=pflash,format=raw,unit=1,file=" + vars,
@@ -70,7 +49,7 @@ func (b *bench) running(words []string, then func(said string), options ...strin
 	go func() { _ = cmd.Wait(); close(ended) }()
 	defer func() { stop(); <-ended }()
 	for {
-		text, more := w.said()
+		text, more := w.Said()
 		missing := false
 		for _, word := range words {
 			missing = missing || !strings.Contains(text, word)
