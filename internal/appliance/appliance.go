@@ -63,6 +63,7 @@ type Deps struct {
 	Logins    *logins.Store
 	System    System
 	Uplink    Uplink                                           // nil: the machine's network is not ours
+	Runs      func(ctx context.Context) string                 // how micro-VMs run: with KVM, or emulated and why
 	Listens   func(ctx context.Context, p vm.PortMapping) bool // whether a program of the machine listens on a port
 	Log       *slog.Logger
 }

@@ -43,6 +43,9 @@ func (c *capsules) GetInfo(ctx context.Context, _ *capsulev1.GetInfoRequest) (*c
 		info.ThinpoolUsedBytes += uint64(max(p.Used, 0))
 		info.VolumesFault = cmp.Or(info.VolumesFault, p.Fault)
 	}
+	if c.door.deps.Runs != nil {
+		info.MicroVmsRun = c.door.deps.Runs(ctx)
+	}
 	k := c.door.deps.Identity
 	info.CapsuleId, info.ShortId, info.TlsFingerprintSha256 = k.ID(), k.ShortID(), k.Fingerprint()
 	return info, nil

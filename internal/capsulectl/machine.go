@@ -96,6 +96,7 @@ func (a *app) printInfo(c *client, i *capsulev1.GetInfoResponse, now time.Time) 
 	if i.GetCpuCores() > 0 {
 		line("cpu", fmt.Sprintf("%d x %s", i.GetCpuCores(), i.GetCpuModel()))
 	}
+	line("micro-VMs", i.GetMicroVmsRun())
 	line("memory", part(i.GetMemoryTotalBytes()-min(i.GetMemoryAvailableBytes(), i.GetMemoryTotalBytes()), i.GetMemoryTotalBytes()))
 	if i.GetDiskTotalBytes() > 0 {
 		text := size(i.GetDiskTotalBytes()) + " " + i.GetBootDisk()

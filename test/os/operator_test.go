@@ -160,6 +160,9 @@ func TestOperator(t *testing.T) {
 	if out := o.do("volume", "list"); !strings.Contains(out, "data") || !strings.Contains(out, "web") {
 		t.Errorf("volumes:\n%s", out)
 	}
+	if out := o.do("capsule", "info"); !strings.Contains(out, "micro-VMs        kvm\n") {
+		t.Errorf("with a CPU that can do so, the machine does not run micro-VMs with KVM:\n%s", out)
+	}
 	begin := time.Now()
 	o.passOn()
 	t.Logf("%s for a volume that goes to a micro-VM and back", time.Since(begin).Round(time.Second))

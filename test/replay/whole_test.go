@@ -40,7 +40,7 @@ func find(t *testing.T, writes []write) moments {
 			m.confirmed = i
 		}
 	}
-	if !(0 <= m.vacated && m.vacated < m.armed && m.armed < m.counted && m.counted < m.confirmed) {
+	if m.vacated < 0 || m.armed <= m.vacated || m.counted <= m.armed || m.confirmed <= m.counted {
 		t.Fatalf("the log has an update in another order: %+v", m)
 	}
 	return m

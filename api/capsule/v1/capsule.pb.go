@@ -95,6 +95,7 @@ type GetInfoResponse struct {
 	PendingPolicy        string                 `protobuf:"bytes,103,opt,name=pending_policy,json=pendingPolicy,proto3" json:"pending_policy,omitempty"`                        // of the update on trial: manual, auto or both
 	PendingFailing       string                 `protobuf:"bytes,104,opt,name=pending_failing,json=pendingFailing,proto3" json:"pending_failing,omitempty"`                     // what does not hold yet of the update on trial; "": all holds
 	RolledBackLog        string                 `protobuf:"bytes,105,opt,name=rolled_back_log,json=rolledBackLog,proto3" json:"rolled_back_log,omitempty"`                      // the last lines of that version's log; "": it got not as far as its daemon
+	MicroVmsRun          string                 `protobuf:"bytes,106,opt,name=micro_vms_run,json=microVmsRun,proto3" json:"micro_vms_run,omitempty"`                            // how micro-VMs run: kvm, or by emulation, and why
 	VolumesFault         string                 `protobuf:"bytes,110,opt,name=volumes_fault,json=volumesFault,proto3" json:"volumes_fault,omitempty"`                           // why no volume can be made or grown, such as a pool that is too full; "": they can
 	DiskGrowableBytes    uint64                 `protobuf:"varint,120,opt,name=disk_growable_bytes,json=diskGrowableBytes,proto3" json:"disk_growable_bytes,omitempty"`         // by which the data can grow, because the disk is larger than what is on it; see GrowDisk
 	unknownFields        protoimpl.UnknownFields
@@ -323,6 +324,13 @@ func (x *GetInfoResponse) GetPendingFailing() string {
 func (x *GetInfoResponse) GetRolledBackLog() string {
 	if x != nil {
 		return x.RolledBackLog
+	}
+	return ""
+}
+
+func (x *GetInfoResponse) GetMicroVmsRun() string {
+	if x != nil {
+		return x.MicroVmsRun
 	}
 	return ""
 }
@@ -933,7 +941,7 @@ const file_capsule_v1_capsule_proto_rawDesc = "" +
 	"\n" +
 	"\x18capsule/v1/capsule.proto\x12\n" +
 	"capsule.v1\"\x10\n" +
-	"\x0eGetInfoRequest\"\xb8\t\n" +
+	"\x0eGetInfoRequest\"\xdc\t\n" +
 	"\x0fGetInfoResponse\x12\x1a\n" +
 	"\bhostname\x18\x01 \x01(\tR\bhostname\x12\x19\n" +
 	"\bshort_id\x18\x16 \x01(\tR\ashortId\x12%\n" +
@@ -965,7 +973,8 @@ const file_capsule_v1_capsule_proto_rawDesc = "" +
 	"\x13rolled_back_because\x18f \x01(\tR\x11rolledBackBecause\x12%\n" +
 	"\x0epending_policy\x18g \x01(\tR\rpendingPolicy\x12'\n" +
 	"\x0fpending_failing\x18h \x01(\tR\x0ependingFailing\x12&\n" +
-	"\x0frolled_back_log\x18i \x01(\tR\rrolledBackLog\x12#\n" +
+	"\x0frolled_back_log\x18i \x01(\tR\rrolledBackLog\x12\"\n" +
+	"\rmicro_vms_run\x18j \x01(\tR\vmicroVmsRun\x12#\n" +
 	"\rvolumes_fault\x18n \x01(\tR\fvolumesFault\x12.\n" +
 	"\x13disk_growable_bytes\x18x \x01(\x04R\x11diskGrowableBytes\"K\n" +
 	"\x12CapsuleLogsRequest\x12\x16\n" +

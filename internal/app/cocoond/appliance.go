@@ -1,6 +1,7 @@
 package cocoond
 
 import (
+	"cmp"
 	"context"
 	"fmt"
 	"io"
@@ -21,6 +22,7 @@ import (
 	"cocoonstack.io/cocoon/internal/catalog"
 	"cocoonstack.io/cocoon/internal/errdefs"
 	"cocoonstack.io/cocoon/internal/journal/sqlite"
+	"cocoonstack.io/cocoon/internal/vm"
 	"cocoonstack.io/cocoon/internal/volume/lvm"
 )
 
@@ -144,8 +146,17 @@ func (a *applianceDoor) open(ctx context.Context, docs *sqlite.Documents) (*appl
 		Documents: docs, Identity: who, Desired: store, Log: a.log,
 		Workloads: reconcile.New(reconcile.Config{Desired: store, Drivers: drivers, Boot: boot, Now: time.Now, Log: a.log}),
 		Volumes:   applianceVolumes{a.engine.Volumes()}, Images: images, Logins: known,
-		System: system, Uplink: a.uplink(), Listens: a.listens,
+		System: system, Uplink: a.uplink(), Listens: a.listens, Runs: a.runs,
 	})
+}
+
+// runs says how micro-VMs run.
+func (a *applianceDoor) runs(ctx context.Context) string {
+	d := a.engine.node.driver(ctx, a.cfg.Driver)
+	if d.Accel == string(vm.AccelKVM) {
+		return d.Accel
+	}
+	return cmp.Or(d.Error, d.Why)
 }
 
 // machineEnds reports whether process 1 ends the daemon because it ends the machine.

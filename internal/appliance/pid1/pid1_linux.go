@@ -146,6 +146,7 @@ func (m *machine) prepare(ctx context.Context, orders chan<- os.Signal) {
 		{"find watchdogs", func() error { return m.watchdogs(orders) }},
 		{"set up the loopback link", loopback},
 		{"load modules", func() error { return m.modules(ctx) }},
+		{"open the CPU's virtualization", func() error { return openKVM("/dev/kvm", "kvm") }},
 		{"find more watchdogs", func() error { return m.moreWatchdogs(ctx) }},
 		{"name the machine", func() error { return m.name("") }},
 		{"mount the boot partition", m.mountBoot},
