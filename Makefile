@@ -163,7 +163,7 @@ generate-check:
 	@hack/generate.sh --check
 
 .PHONY: test
-test: setup test-unit test-crash test-variants test-vm test-e2e test-os-short ## all of the tests; like demo, it installs missing Debian packages, unless SETUP=no
+test: setup test-unit test-crash test-variants test-vm test-e2e ## all of the tests; like demo, it installs missing Debian packages, unless SETUP=no
 
 # Packages that take minutes start first. test-arch runs the house rules, which are the tests of the root folder.
 PACKAGES ?= ./internal/network/bridge ./internal/snapshot/chunked ./internal/engine $(shell go list ./... | grep /cocoon/)
