@@ -58,7 +58,7 @@ func TestWholeSystem(t *testing.T) {
 	b.write("log", nil)
 	port := b.freePort()
 	network := []string{"-netdev", fmt.Sprintf("user,id=net,hostfwd=tcp:127.0.0.1:%d-:50000", port), "-device", "virtio-net-pci,netdev=net,romfile="}
-	b.running([]string{"10.0.2.15:50000"}, func(string) {
+	b.running([]string{"10.0.2.15:50000", "nobody has adopted it"}, func(string) {
 		b.capsulectl("adopt", "--capsule", fmt.Sprintf("127.0.0.1:%d", port), "--name", "box", "--yes")
 		b.capsulectl("volume", "create", "data", "--size", "64")
 		b.capsulectl("capsule", "update", "push", bundle, "--auto-confirm=5")
