@@ -6,6 +6,7 @@ package capsulectl
 
 import (
 	"bytes"
+	"cmp"
 	"context"
 	"encoding/json"
 	"errors"
@@ -37,6 +38,8 @@ type Options struct {
 	Browse func(ctx context.Context, timeout time.Duration) ([]mdns.Entry, error)
 	// Pause waits between two questions to a machine that is not ready yet; nil: in real time.
 	Pause func(ctx context.Context, d time.Duration) error
+	// Completion is how long the completion of a shell waits for the machine; 0: a second.
+	Completion time.Duration
 }
 
 // Run executes one command line (without the program's name) and returns the exit code of the process.
@@ -50,6 +53,7 @@ func Run(ctx context.Context, args []string, o Options) int {
 	if a.Pause == nil {
 		a.Pause = pause
 	}
+	a.Completion = cmp.Or(a.Completion, time.Second)
 	return textui.Report(ctx, o.Stderr, a.run(ctx, args))
 }
 

@@ -4,15 +4,12 @@ import (
 	"context"
 	"maps"
 	"slices"
-	"time"
 
 	"github.com/spf13/cobra"
 
 	capsulev1 "cocoonstack.io/cocoon/api/capsule/v1"
 	"cocoonstack.io/cocoon/internal/capsulectl/config"
 )
-
-const quickly = time.Second // shell completion does not wait longer for the machine
 
 func (a *app) completeContexts(*cobra.Command, []string, string) ([]string, cobra.ShellCompDirective) {
 	dir, err := a.configDir()
@@ -78,7 +75,7 @@ func (a *app) completeKeys(cmd *cobra.Command, args []string, _ string) ([]strin
 
 // complete offers the names of list that are not on the command line yet.
 func (a *app) complete(cmd *cobra.Command, args []string, list func(ctx context.Context, c *client) ([]string, error)) ([]string, cobra.ShellCompDirective) {
-	ctx, cancel := context.WithTimeout(cmd.Context(), quickly)
+	ctx, cancel := context.WithTimeout(cmd.Context(), a.Completion)
 	defer cancel()
 	c, err := a.open()
 	if err != nil {

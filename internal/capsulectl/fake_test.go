@@ -419,8 +419,9 @@ func (o *operator) run(args ...string) (code int, out, errOut string) {
 	var stdout, stderr bytes.Buffer
 	code = capsulectl.Run(o.t.Context(), args, capsulectl.Options{
 		Stdin: strings.NewReader(o.stdin), Stdout: &stdout, Stderr: &stderr, Getenv: func(k string) string { return o.env[k] }, Version: "v1",
-		Browse: func(context.Context, time.Duration) ([]mdns.Entry, error) { return slices.Clone(o.found), nil },
-		Pause:  func(ctx context.Context, d time.Duration) error { o.slept = append(o.slept, d); return ctx.Err() },
+		Completion: time.Minute,
+		Browse:     func(context.Context, time.Duration) ([]mdns.Entry, error) { return slices.Clone(o.found), nil },
+		Pause:      func(ctx context.Context, d time.Duration) error { o.slept = append(o.slept, d); return ctx.Err() },
 	})
 	return code, stdout.String(), stderr.String()
 }
