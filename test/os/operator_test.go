@@ -120,13 +120,25 @@ func freePort(t *testing.T) int {
 // adopted starts the image as a machine does, and adopts it.
 func adopted(t *testing.T) (*operator, *exec.Cmd) {
 	t.Helper()
-	api, port := freePort(t), freePort(t)
-	m, cmd := firmware(t, disk(t), true, fmt.Sprintf("hostfwd=tcp:127.0.0.1:%d-:50000", api), fmt.Sprintf("hostfwd=tcp:127.0.0.1:%d-:8080", port))
-	o := &operator{t: t, m: m, dir: t.TempDir(), addr: fmt.Sprintf("127.0.0.1:%d", api), port: port}
+	return adoptedDisk(t, disk(t))
+}
+
+// adoptedDisk starts the system of a disk as a machine does, and adopts it.
+func adoptedDisk(t *testing.T, image string) (*operator, *exec.Cmd) {
+	t.Helper()
+	o := &operator{t: t, dir: t.TempDir(), port: freePort(t)}
+	o.addr = fmt.Sprintf("127.0.0.1:%d", freePort(t))
+	m, cmd := firmware(t, image, true, o.forwards()...)
+	o.m = m
 	m.wait(m.serial, "10.0.2.15:50000")
 	o.until("box is adopted", "adopt", "--capsule", o.addr, "--name", "box", "--yes")
 	t.Logf("%s from power on to adopted", time.Since(m.begin).Round(time.Second))
 	return o, cmd
+}
+
+// forwards are the ports that lead to the machine.
+func (o *operator) forwards() []string {
+	return []string{"hostfwd=tcp:" + o.addr + "-:50000", fmt.Sprintf("hostfwd=tcp:127.0.0.1:%d-:8080", o.port)}
 }
 
 // serve runs a web server with a volume, whose content differs from machine to machine.

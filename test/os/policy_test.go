@@ -17,23 +17,6 @@ import (
 	"cocoonstack.io/cocoon/internal/testkit/need"
 )
 
-// adoptedDisk starts the system of a disk as a machine does, and adopts it.
-func adoptedDisk(t *testing.T, image string) (*operator, *exec.Cmd) {
-	t.Helper()
-	o := &operator{t: t, dir: t.TempDir(), port: freePort(t)}
-	o.addr = fmt.Sprintf("127.0.0.1:%d", freePort(t))
-	m, cmd := firmware(t, image, true, o.forwards()...)
-	o.m = m
-	m.wait(m.serial, "10.0.2.15:50000")
-	o.until("box is adopted", "adopt", "--capsule", o.addr, "--name", "box", "--yes")
-	return o, cmd
-}
-
-// forwards are the ports that lead to the machine.
-func (o *operator) forwards() []string {
-	return []string{"hostfwd=tcp:" + o.addr + "-:50000", fmt.Sprintf("hostfwd=tcp:127.0.0.1:%d-:8080", o.port)}
-}
-
 // info is what the machine says once it says that, or no longer.
 func (o *operator) info(words string, said bool) (out string) {
 	o.t.Helper()
