@@ -2,7 +2,11 @@ package pid1
 
 import (
 	"bytes"
+	"io"
+	"os"
+	"path/filepath"
 	"regexp"
+	"strings"
 
 	"golang.org/x/sys/unix"
 )
@@ -21,6 +25,26 @@ func KernelLog(lines int) []byte {
 		return nil
 	}
 	return lastLines(text[:n], lines)
+}
+
+// lastSaid returns the end of the last line of a log, which often says why a program has ended. The console has room for so much of it.
+func lastSaid(path string) string {
+	const most = 400
+	f, err := os.Open(filepath.Clean(path))
+	if err != nil {
+		return ""
+	}
+	defer f.Close()
+	at := int64(0)
+	if info, err := f.Stat(); err == nil {
+		at = max(0, info.Size()-most)
+	}
+	text, err := io.ReadAll(io.NewSectionReader(f, at, most))
+	if err != nil {
+		return ""
+	}
+	text = bytes.TrimSpace(text)
+	return strings.ToValidUTF8(string(text[bytes.LastIndexByte(text, '\n')+1:]), "?")
 }
 
 func lastLines(text []byte, lines int) []byte {

@@ -136,7 +136,7 @@ func (s *supervisor) keep(ctx context.Context, c Child) {
 			delays.Reset()
 		}
 		delay := delays.NextBackOff()
-		s.log.Error("child ended", "child", c.Name, "err", err, "dur", time.Since(begin).Round(time.Millisecond), "again", delay)
+		s.log.Error("child ended", "child", c.Name, "err", err, "dur", time.Since(begin).Round(time.Millisecond), "again", delay, "said", lastSaid(filepath.Join(s.logs, c.Name+".log")))
 		select {
 		case <-ctx.Done():
 		case <-time.After(delay):
