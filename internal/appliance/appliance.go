@@ -63,7 +63,7 @@ type Deps struct {
 	Logins    *logins.Store
 	System    System
 	Uplink    Uplink                                           // nil: the machine's network is not ours
-	Runs      func(ctx context.Context) string                 // how micro-VMs run: with KVM, or emulated and why
+	Runs      func(ctx context.Context) string                 // returns "kvm", or why micro-VMs are emulated
 	Listens   func(ctx context.Context, p vm.PortMapping) bool // whether a program of the machine listens on a port
 	Log       *slog.Logger
 }

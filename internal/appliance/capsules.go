@@ -46,6 +46,9 @@ func (c *capsules) GetInfo(ctx context.Context, _ *capsulev1.GetInfoRequest) (*c
 	if c.door.deps.Runs != nil {
 		info.MicroVmsRun = c.door.deps.Runs(ctx)
 	}
+	if callerOf(ctx).Role < methods[capsulev1.CapsuleService_StreamLogs_FullMethodName].role {
+		info.RolledBackLog = ""
+	}
 	k := c.door.deps.Identity
 	info.CapsuleId, info.ShortId, info.TlsFingerprintSha256 = k.ID(), k.ShortID(), k.Fingerprint()
 	return info, nil

@@ -17,8 +17,8 @@ import (
 )
 
 // Unreadable serves on the address of a machine whose state cannot be read, because of why, until ctx ends. Every call is answered with
-// that error, so that whoever calls learns it, and nobody can adopt the machine. Its certificate is another one each time. The person in
-// front of the machine sees why on console, if that is not nil.
+// that error, so that whoever calls learns it, and nobody can adopt the machine. Its certificate is another one each time. Console shows
+// the reason to the person in front of the machine; it may be nil.
 func Unreadable(ctx context.Context, listen string, why error, console io.Writer, log *slog.Logger) error {
 	log.Error("STATE UNREADABLE: the machine cannot be used or adopted until its state is repaired", "err", why)
 	if console != nil {

@@ -49,7 +49,7 @@ func Write(path string, mode os.FileMode, fill func(io.Writer) error) (err error
 	return Rename(f.Name(), path)
 }
 
-// temporary returns the pattern of the names of temporary files of path, whose own last part may be a pattern, too.
+// temporary returns a pattern of file names: those of the temporary files of path. The last part of path may be a pattern.
 func temporary(path string) string { return "." + filepath.Base(path) + ".tmp-*" }
 
 // Sweep removes the temporary files of writers of path that were killed. The last part of path may be a pattern of filepath.Match. Nobody may

@@ -79,7 +79,7 @@ func (a *applianceDoor) Run(ctx context.Context) error {
 	if errdefs.Is(err, errdefs.DataLoss) {
 		return appliance.Unreadable(ctx, a.cfg.Appliance.Listen, err, screen(a.log), a.log)
 	}
-	return err
+	return a.answerFailure(ctx, err)
 }
 
 func (a *applianceDoor) open(ctx context.Context, docs *sqlite.Documents) (*appliance.Door, error) {

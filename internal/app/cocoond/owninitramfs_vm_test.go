@@ -68,7 +68,7 @@ func distribution(t *testing.T) (kernel []byte, modules map[string][]byte) {
 }
 
 // What the guest does: its initramfs loads the drivers, and starts the first program of the root that the command line names. That program
-// says how often it has run, as it knows from the volume and from its root, serves these words, and obeys the power button.
+// counts its runs on the volume and on its root, serves both numbers, and obeys the power button.
 const (
 	ownInitramfs = `#!/bin/busybox sh
 /bin/busybox --install -s /bin

@@ -9,8 +9,8 @@ import (
 	"strconv"
 )
 
-// openKVM gives the device of the CPU's virtualization to a group, as udev does on other systems: hypervisors are unprivileged. Without it, VMs would be emulated. A
-// machine without the device has no such CPU.
+// openKVM gives the device of KVM to the group of hypervisors, which are unprivileged. On other systems udev does so. If the group has no access, VMs are emulated.
+// A machine without the device is left as it is.
 func openKVM(device, group string) error {
 	if _, err := os.Lstat(device); errors.Is(err, fs.ErrNotExist) {
 		return nil
