@@ -95,7 +95,11 @@ const (
 	LabelPool             = PrefixNode + "pool"
 	LabelSnapshotCPUClass = PrefixNode + "snapshot-cpu-class"
 	LabelNodeRole         = "node-role.kubernetes.io/cocoon-vm"
+	labelBackend          = PrefixNode + "backend."
 )
+
+// LabelBackend is the label of the nodes that run VMs in b itself, without a stand-in.
+func LabelBackend(b Backend) string { return labelBackend + string(b) }
 
 // ConditionPaused is the condition of a pod that is True while its VM is paused. A pod whose VM was never paused lacks it.
 const ConditionPaused = PrefixVM + "Paused"

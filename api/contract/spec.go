@@ -58,6 +58,9 @@ const (
 	BackendQEMU            Backend = "qemu"
 )
 
+// Backends returns the hypervisors that there are.
+func Backends() []Backend { return []Backend{BackendCloudHypervisor, BackendFirecracker, BackendQEMU} }
+
 // VMSpec is what a pod's annotations ask for. The zero value asks for nothing.
 type VMSpec struct {
 	Name           string // of the VM
@@ -92,7 +95,7 @@ func ParseVMSpec(annotations map[string]string) (VMSpec, error) {
 		ForcePull:      r.flag(KeyForcePull),
 		ForkFrom:       r.text(KeyForkFrom),
 		ConnType:       oneOf(r, KeyConnType, ConnSSH, ConnRDP, ConnVNC, ConnADB),
-		Backend:        oneOf(r, KeyBackend, BackendCloudHypervisor, BackendFirecracker, BackendQEMU),
+		Backend:        oneOf(r, KeyBackend, Backends()...),
 		NoDirectIO:     r.flag(KeyNoDirectIO),
 		ProbePort:      r.port(KeyProbePort),
 		CloneFromDir:   r.dir(),

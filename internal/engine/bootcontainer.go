@@ -177,7 +177,7 @@ func (b *bootContainer) lay(ctx context.Context) (outcome, error) {
 	if err != nil {
 		return outcome{}, err
 	}
-	root, err := b.images.Prepare(ctx, b.image, dir, b.next.Spec.Storage)
+	root, err := b.images.Prepare(ctx, b.image, image.Layout{Dir: dir, Storage: b.next.Spec.Storage, Raw: b.drivers.rawOnly(b.next.Driver)})
 	if err != nil {
 		return outcome{}, err
 	}

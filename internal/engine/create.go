@@ -110,6 +110,9 @@ func (n *node) planAndCreate(ctx context.Context, spec vm.Spec, anySize bool, o 
 	if err := n.designAttached(ctx, &r); err != nil {
 		return vm.Record{}, err
 	}
+	if err := n.drivers.check(ctx, driver, n.planOf(r)); err != nil {
+		return vm.Record{}, err
+	}
 	return o.create(ctx, n, r, func(m *machine) *creation {
 		return &creation{newVM: newVM{machine: m}, images: append([]image.Image{img}, more...), volumes: spec.Volumes}
 	})
@@ -194,7 +197,7 @@ func (c *creation) build(ctx context.Context) (outcome, error) {
 	var root image.Rootfs
 	var err error
 	if c.images[0].ID != "" || r.Spec.Sandbox {
-		if root, err = c.node.images.Prepare(ctx, c.images[0], c.dirs.state(c.id), r.Spec.Storage); err != nil {
+		if root, err = c.node.images.Prepare(ctx, c.images[0], image.Layout{Dir: c.dirs.state(c.id), Storage: r.Spec.Storage, Raw: c.drivers.rawOnly(r.Driver)}); err != nil {
 			return outcome{}, err
 		}
 	}

@@ -24,6 +24,24 @@ func (ds drivers) get(name string) (hypervisor.Driver, error) {
 	return nil, errdefs.Invalidf("no hypervisor driver is called %q; available: %s", name, ds.names())
 }
 
+// check refuses a plan that the driver with that name can never start.
+func (ds drivers) check(ctx context.Context, name string, p hypervisor.Plan) error {
+	d, err := ds.get(name)
+	if err != nil {
+		return err
+	}
+	if c, ok := hypervisor.As[hypervisor.Checker](d); ok {
+		return c.Check(ctx, p)
+	}
+	return nil
+}
+
+// rawOnly reports whether all disks of VMs of the driver with that name must be raw.
+func (ds drivers) rawOnly(name string) bool {
+	r, ok := hypervisor.As[hypervisor.DiskReader](ds[name])
+	return ok && r.RawOnly()
+}
+
 // names lists the drivers for a message.
 func (ds drivers) names() string { return list(slices.Collect(maps.Keys(ds))) }
 

@@ -96,6 +96,19 @@ type ExitTeller interface {
 	LastExit(ctx context.Context, h Handle) (Exit, error)
 }
 
+// Checker is the ability of a Driver to refuse a plan before anything is made for it. A driver without it refuses such a plan in Launch.
+type Checker interface {
+	// Check says why the driver can never start p on this host, in one sentence. p may lack disks and NICs. It changes nothing.
+	// Errors: Unsupported, InvalidArgument, FailedPrecondition.
+	Check(ctx context.Context, p Plan) error
+}
+
+// DiskReader is the ability of a Driver to say which disks its guests can have. The guests of a driver without it have disks of each format.
+type DiskReader interface {
+	// RawOnly says that every disk must be vm.DiskRaw, without a backing file.
+	RawOnly() bool
+}
+
 // Seeker is the ability of a Driver to find the processes of VMs without a known Handle: those that Reap would end.
 type Seeker interface {
 	// Seek returns the processes of each VM in ids that has any. It changes nothing.

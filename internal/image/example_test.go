@@ -32,7 +32,7 @@ func Example() {
 		fmt.Println(err)
 		return
 	}
-	root, err := store.Prepare(ctx, img, dir, 1<<30)
+	root, err := store.Prepare(ctx, img, image.Layout{Dir: dir, Storage: 1 << 30})
 	if err != nil {
 		fmt.Println(err)
 		return

@@ -32,10 +32,10 @@ type Store interface {
 	// Remove removes the name or id ref. Content without a name is deleted, unless inUse reports it.
 	Remove(ctx context.Context, ref string, inUse func(digest string) bool) error
 
-	// Prepare makes the disks of a VM in dir: the shared read-only ones by reference and a private writable one of storage
-	// bytes. It is idempotent: existing disks are kept, with their content. Blank has only the private one.
-	// Errors: InvalidArgument when storage is smaller than the image.
-	Prepare(ctx context.Context, img Image, dir string, storage int64) (Rootfs, error)
+	// Prepare makes the disks of a VM: the shared read-only ones by reference and a private writable one. It is idempotent: existing disks
+	// are kept, with their content. Blank has only the private one.
+	// Errors: InvalidArgument when the storage is smaller than the image, Unsupported when the image has no raw disk.
+	Prepare(ctx context.Context, img Image, l Layout) (Rootfs, error)
 
 	// Base returns the disks that Prepare would give a VM, but creates nothing. A disk that would be private to the VM has
 	// no path; its backing is set.
@@ -220,6 +220,13 @@ type Seeder interface {
 	// with a label, in the order of s.Volumes. All are read-only. It is idempotent and replaces older ones.
 	// Errors: InvalidArgument when the documents of s.CloudInit cannot be used, or a disk cannot have the name of a file.
 	Seed(ctx context.Context, id vm.ID, s vm.Spec, nics []vm.NIC, dir string) ([]vm.Disk, error)
+}
+
+// Layout says how Prepare makes the disks of a VM.
+type Layout struct {
+	Dir     string // for the private ones; it exists and belongs to the VM alone
+	Storage int64  // bytes of the private disk; 0: the default for a container image, the size of a disk image
+	Raw     bool   // the disks are raw and have no backing files; the private one begins as a sparse copy. Otherwise it is an overlay
 }
 
 // Rootfs is what a VM of an image needs to boot.

@@ -27,6 +27,7 @@ import (
 	"k8s.io/client-go/tools/record"
 	"k8s.io/client-go/util/workqueue"
 
+	"cocoonstack.io/cocoon/api/contract"
 	"cocoonstack.io/cocoon/internal/app/service"
 	"cocoonstack.io/cocoon/internal/errdefs"
 	"cocoonstack.io/cocoon/internal/kube/convert"
@@ -273,7 +274,7 @@ func (n *Node) build(ctx context.Context, c clients) (*parts, error) {
 	p.node, err = node.New(node.Config{
 		Name: n.cfg.NodeName, IP: n.cfg.NodeIP, Pool: n.cfg.Pool, ProviderID: n.cfg.ProviderID, Version: n.cfg.Version,
 		Port: int32(n.cfg.KubeletPort), Reserve: n.cfg.ReservePercent, Sizes: n.cfg.sizes, Root: n.cfg.RootDir,
-		Healthy: p.provider.Health, Hypervisor: n.hypervisor(), Strays: n.strays(), ICMP: p.pinger.Kind(), NoRole: n.cfg.NoRole,
+		Healthy: p.provider.Health, Hypervisors: n.hypervisors(), Strays: n.strays(), ICMP: p.pinger.Kind(), NoRole: n.cfg.NoRole,
 		CPUClass: n.cfg.CPUClass, Snapshots: p.provider.Offered, Network: p.policies.Usable,
 		InUse: p.inUse(),
 	})
@@ -306,27 +307,31 @@ func (n *Node) strays() func(context.Context) (int, error) {
 	}
 }
 
-// hypervisor returns the function that reports the default hypervisor; nil when the runtime cannot tell.
-func (n *Node) hypervisor() func(context.Context) (string, error) {
+// hypervisors returns the function that reports the hypervisors; nil when the runtime cannot tell.
+func (n *Node) hypervisors() func(context.Context) (node.Hypervisors, error) {
 	informer, ok := n.runtime.(Informer)
 	if !ok {
 		return nil
 	}
-	return func(ctx context.Context) (string, error) {
+	return func(ctx context.Context) (are node.Hypervisors, err error) {
 		info, err := informer.Info(ctx)
 		if err != nil {
-			return "", errdefs.Unavailablef("read the hypervisors of the engine: %w", err)
+			return are, errdefs.Unavailablef("read the hypervisors of the engine: %w", err)
 		}
+		err = errdefs.Preconditionf("the engine has no default hypervisor")
 		for _, d := range info.Drivers {
+			if d.Error == "" {
+				are.Usable = append(are.Usable, contract.Backend(d.Name))
+			}
 			switch {
 			case !d.Default:
 			case d.Error != "":
-				return "", errdefs.Preconditionf("%s cannot be used: %s", d.Name, d.Error)
+				err = errdefs.Preconditionf("%s cannot be used: %s", d.Name, d.Error)
 			default:
-				return fmt.Sprintf("%s %s, accelerated by %s", d.Name, d.Version, d.Accel), nil
+				are.Default, err = fmt.Sprintf("%s %s, accelerated by %s", d.Name, d.Version, d.Accel), nil
 			}
 		}
-		return "", errdefs.Preconditionf("the engine has no default hypervisor")
+		return are, err
 	}
 }
 

@@ -191,8 +191,8 @@ func (s Images) Get(_ context.Context, ref string) (image.Image, error) {
 }
 
 // Prepare implements image.Store.
-func (s Images) Prepare(_ context.Context, img image.Image, dir string, _ int64) (image.Rootfs, error) {
-	cow := filepath.Join(dir, "cow")
+func (s Images) Prepare(_ context.Context, img image.Image, l image.Layout) (image.Rootfs, error) {
+	cow := filepath.Join(l.Dir, "cow")
 	err := s.w.around("images.Prepare", func() error {
 		if _, err := os.Stat(cow); !errors.Is(err, fs.ErrNotExist) {
 			return err

@@ -518,7 +518,7 @@ func TestDiskInAContainerImage(t *testing.T) {
 			t.Errorf("%s: %+v, %v", name, img, err)
 			continue
 		}
-		root, err := s.Prepare(t.Context(), img.Image, t.TempDir(), 0)
+		root, err := s.Prepare(t.Context(), img.Image, image.Layout{Dir: t.TempDir()})
 		if err != nil || c.want == vm.ImageDisk && len(root.Disks) != 1 {
 			t.Errorf("%s: %+v, %v", name, root, err)
 		}
@@ -648,7 +648,7 @@ func TestSecondVMCostsNoImageBytes(t *testing.T) {
 		return sizes
 	}
 	prepare := func() []vm.Disk {
-		root, err := s.Prepare(t.Context(), img.Image, t.TempDir(), 64<<20)
+		root, err := s.Prepare(t.Context(), img.Image, image.Layout{Dir: t.TempDir(), Storage: 64 << 20})
 		if err != nil {
 			t.Fatal(err)
 		}

@@ -182,7 +182,7 @@ func (x suite) removes(t *testing.T, s image.Store) {
 	if got := list(t, s); len(got) != 0 {
 		t.Errorf("after the id went there is %v", got)
 	}
-	if _, err := s.Prepare(t.Context(), img, t.TempDir(), 0); err != nil {
+	if _, err := s.Prepare(t.Context(), img, image.Layout{Dir: t.TempDir()}); err != nil {
 		t.Errorf("content in use is gone: %v", err)
 	}
 	busy = false
@@ -191,14 +191,14 @@ func (x suite) removes(t *testing.T, s image.Store) {
 	_, err := s.Get(t.Context(), img.ID)
 	want(t, err, errdefs.NotFound)
 	want(t, s.Remove(t.Context(), "other", nil), errdefs.NotFound)
-	_, err = s.Prepare(t.Context(), img, t.TempDir(), 0)
+	_, err = s.Prepare(t.Context(), img, image.Layout{Dir: t.TempDir()})
 	want(t, err, errdefs.NotFound)
 }
 
 func (x suite) preparesOCI(t *testing.T, s image.Store) {
 	img := put(t, s, "app", x.fix.OCI)
 	dir := t.TempDir()
-	root, err := s.Prepare(t.Context(), img, dir, 64<<20)
+	root, err := s.Prepare(t.Context(), img, image.Layout{Dir: dir, Storage: 64 << 20})
 	if err != nil {
 		t.Fatal(err)
 	}
@@ -212,19 +212,34 @@ func (x suite) preparesOCI(t *testing.T, s image.Store) {
 	if cow.Serial != image.SerialCOW || cow.ReadOnly || cow.Role != vm.RoleCOW {
 		t.Errorf("writable disk is %+v", cow)
 	}
-	again, err := s.Prepare(t.Context(), img, t.TempDir(), 64<<20)
+	again, err := s.Prepare(t.Context(), img, image.Layout{Dir: t.TempDir(), Storage: 64 << 20})
 	if err != nil || again.Disks[0].Path != base.Path || again.Disks[1].Path == cow.Path {
 		t.Errorf("a second VM has %+v, %v", again.Disks, err)
 	}
-	x.keepsContent(t, s, img, dir, cow, 64<<20)
-	_, err = s.Prepare(t.Context(), img, t.TempDir(), 1)
+	x.keepsContent(t, s, img, image.Layout{Dir: dir, Storage: 64 << 20}, cow)
+	_, err = s.Prepare(t.Context(), img, image.Layout{Dir: t.TempDir(), Storage: 1})
 	want(t, err, errdefs.InvalidArgument)
 	dir = t.TempDir()
-	blank, err := s.Prepare(t.Context(), image.Blank(), dir, 64<<20)
+	blank, err := s.Prepare(t.Context(), image.Blank(), image.Layout{Dir: dir, Storage: 64 << 20})
 	if err != nil || len(blank.Disks) != 1 || blank.Disks[0].Serial != image.SerialCOW || blank.Disks[0].Role != vm.RoleCOW {
 		t.Fatalf("without an image: %+v, %v", blank.Disks, err)
 	}
-	x.keepsContent(t, s, image.Blank(), dir, blank.Disks[0], 64<<20)
+	x.keepsContent(t, s, image.Blank(), image.Layout{Dir: dir, Storage: 64 << 20}, blank.Disks[0])
+	whole := image.Layout{Dir: t.TempDir(), Storage: 64 << 20, Raw: true}
+	if root, err = s.Prepare(t.Context(), img, whole); err != nil {
+		t.Fatal(err)
+	}
+	x.isRaw(t, root.Disks[1], 64<<20)
+	x.keepsContent(t, s, img, whole, root.Disks[1])
+}
+
+// isRaw checks that d is a raw disk of size bytes that uses no other file.
+func (x suite) isRaw(t *testing.T, d vm.Disk, size int64) {
+	t.Helper()
+	st, err := os.Stat(d.Path)
+	if err != nil || st.Size() != size || d.Format != vm.DiskRaw || d.Backing != nil || d.ReadOnly {
+		t.Errorf("a raw disk of %d bytes is %+v, %v", size, d, err)
+	}
 }
 
 func (x suite) preparesDisk(t *testing.T, s image.Store) {
@@ -233,20 +248,30 @@ func (x suite) preparesDisk(t *testing.T, s image.Store) {
 		t.Errorf("type is %s", img.Type)
 	}
 	dir := t.TempDir()
-	root, err := s.Prepare(t.Context(), img, dir, 0)
+	root, err := s.Prepare(t.Context(), img, image.Layout{Dir: dir})
 	if err != nil {
 		t.Fatal(err)
 	}
 	if len(root.Disks) != 1 || root.Disks[0].Backing == nil || root.Disks[0].ReadOnly {
 		t.Fatalf("disks are %+v", root.Disks)
 	}
-	x.keepsContent(t, s, img, dir, root.Disks[0], 0)
-	_, err = s.Prepare(t.Context(), img, t.TempDir(), x.fix.Size-1)
+	x.keepsContent(t, s, img, image.Layout{Dir: dir}, root.Disks[0])
+	whole := image.Layout{Dir: t.TempDir(), Storage: 2 * x.fix.Size, Raw: true}
+	root, err = s.Prepare(t.Context(), img, whole)
+	if errdefs.Is(err, errdefs.Unsupported) { // the disk of the image is not raw
+		t.Log(err)
+	} else if err != nil {
+		t.Error(err)
+	} else {
+		x.isRaw(t, root.Disks[0], 2*x.fix.Size)
+		x.keepsContent(t, s, img, whole, root.Disks[0])
+	}
+	_, err = s.Prepare(t.Context(), img, image.Layout{Dir: t.TempDir(), Storage: x.fix.Size - 1})
 	want(t, err, errdefs.InvalidArgument)
 }
 
 // keepsContent checks that what a guest wrote survives a second Prepare.
-func (x suite) keepsContent(t *testing.T, s image.Store, img image.Image, dir string, d vm.Disk, storage int64) {
+func (x suite) keepsContent(t *testing.T, s image.Store, img image.Image, l image.Layout, d vm.Disk) {
 	t.Helper()
 	f, err := os.OpenFile(d.Path, os.O_APPEND|os.O_WRONLY, 0)
 	if err != nil {
@@ -256,7 +281,7 @@ func (x suite) keepsContent(t *testing.T, s image.Store, img image.Image, dir st
 	if err := errors.Join(err, f.Close()); err != nil {
 		t.Fatal(err)
 	}
-	if _, err := s.Prepare(t.Context(), img, dir, storage); err != nil {
+	if _, err := s.Prepare(t.Context(), img, l); err != nil {
 		t.Fatal(err)
 	}
 	if data, err := os.ReadFile(d.Path); err != nil || !bytes.HasSuffix(data, []byte("written by the guest")) {

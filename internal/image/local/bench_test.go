@@ -9,6 +9,8 @@ import (
 	"testing"
 
 	"cocoonstack.io/cocoon/internal/testkit/ociimage"
+
+	"cocoonstack.io/cocoon/internal/image"
 )
 
 // bigImage has two layers of many files, 64 MiB in all, half of it compressible.
@@ -53,7 +55,7 @@ func BenchmarkPrepare(b *testing.B) {
 		if err := os.Mkdir(vm, 0o700); err != nil {
 			b.Fatal(err)
 		}
-		if _, err := s.Prepare(b.Context(), img, vm, 0); err != nil {
+		if _, err := s.Prepare(b.Context(), img, image.Layout{Dir: vm}); err != nil {
 			b.Fatal(err)
 		}
 	}

@@ -131,7 +131,7 @@ func TestVMGuestMountsItsDisks(t *testing.T) {
 		t.Fatal(err)
 	}
 	const storage = 10 << 30
-	root, err := s.Prepare(t.Context(), stored, t.TempDir(), storage)
+	root, err := s.Prepare(t.Context(), stored, image.Layout{Dir: t.TempDir(), Storage: storage})
 	if err != nil {
 		t.Fatal(err)
 	}

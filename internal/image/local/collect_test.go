@@ -110,7 +110,7 @@ func TestUseKeepsAnImageYoung(t *testing.T) {
 	if err != nil || time.Since(img.UsedAt) < time.Hour {
 		t.Fatalf("%+v %v", img, err)
 	}
-	if _, err := s.Prepare(t.Context(), img, t.TempDir(), 0); err != nil {
+	if _, err := s.Prepare(t.Context(), img, image.Layout{Dir: t.TempDir()}); err != nil {
 		t.Fatal(err)
 	}
 	s.Touch(ids["b"])

@@ -124,7 +124,7 @@ func whole(t *testing.T, dir string) {
 	named := map[string]bool{}
 	for _, i := range all {
 		named[strings.TrimPrefix(i.ID, "sha256:")] = true
-		root, err := s.Prepare(t.Context(), i, t.TempDir(), 16<<20)
+		root, err := s.Prepare(t.Context(), i, image.Layout{Dir: t.TempDir(), Storage: 16 << 20})
 		if err != nil {
 			t.Errorf("an image survived that does not work: %v", err)
 		} else if out, err := exec.Command("/usr/sbin/e2fsck", "-fn", root.Disks[0].Path).CombinedOutput(); err != nil {

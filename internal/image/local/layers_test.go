@@ -82,7 +82,7 @@ func TestManyLayersAreMerged(t *testing.T) {
 		if n := len(layerKeys(t, dir, stored.ID)); n != 64 {
 			t.Errorf("%d layers", n)
 		}
-		root, err := s.Prepare(t.Context(), stored, t.TempDir(), 64<<20)
+		root, err := s.Prepare(t.Context(), stored, image.Layout{Dir: t.TempDir(), Storage: 64 << 20})
 		if err != nil || len(root.Disks) != 65 || root.Disks[63].Serial != "cocoon-l063" {
 			t.Errorf("%d disks, %v", len(root.Disks), err)
 		}

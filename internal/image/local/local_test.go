@@ -265,7 +265,7 @@ func TestDisksAreSoundForQEMU(t *testing.T) {
 		if err != nil {
 			t.Fatalf("%s: %v", c.name, err)
 		}
-		root, err := s.Prepare(t.Context(), img, t.TempDir(), c.storage)
+		root, err := s.Prepare(t.Context(), img, image.Layout{Dir: t.TempDir(), Storage: c.storage})
 		if err != nil {
 			t.Fatalf("%s: %v", c.name, err)
 		}
@@ -322,7 +322,7 @@ func TestRootfsIsDeterministic(t *testing.T) {
 		if err != nil {
 			t.Fatal(err)
 		}
-		root, err := s.Prepare(t.Context(), img, t.TempDir(), 16<<20)
+		root, err := s.Prepare(t.Context(), img, image.Layout{Dir: t.TempDir(), Storage: 16 << 20})
 		if err != nil {
 			t.Fatal(err)
 		}
@@ -339,7 +339,7 @@ func TestDamagedContentIsReplacedByImport(t *testing.T) {
 	if err != nil {
 		t.Fatal(err)
 	}
-	root, err := s.Prepare(t.Context(), img, t.TempDir(), 16<<20)
+	root, err := s.Prepare(t.Context(), img, image.Layout{Dir: t.TempDir(), Storage: 16 << 20})
 	if err != nil {
 		t.Fatal(err)
 	}
@@ -366,7 +366,7 @@ func TestOverlayEmptiedByPowerCutIsMadeAnew(t *testing.T) {
 	if err := os.WriteFile(path, nil, 0o600); err != nil {
 		t.Fatal(err)
 	}
-	if _, err := s.Prepare(t.Context(), img, dir, 0); err != nil {
+	if _, err := s.Prepare(t.Context(), img, image.Layout{Dir: dir}); err != nil {
 		t.Fatal(err)
 	}
 	head, _ := os.ReadFile(path)
@@ -376,7 +376,7 @@ func TestOverlayEmptiedByPowerCutIsMadeAnew(t *testing.T) {
 	if err := os.WriteFile(path, []byte("something of somebody else"), 0o600); err != nil {
 		t.Fatal(err)
 	}
-	if _, err := s.Prepare(t.Context(), img, dir, 0); !errdefs.Is(err, errdefs.DataLoss) {
+	if _, err := s.Prepare(t.Context(), img, image.Layout{Dir: dir}); !errdefs.Is(err, errdefs.DataLoss) {
 		t.Errorf("a foreign file: %v", err)
 	}
 }

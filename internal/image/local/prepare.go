@@ -17,6 +17,7 @@ import (
 	"cocoonstack.io/cocoon/internal/errdefs"
 	"cocoonstack.io/cocoon/internal/image"
 	"cocoonstack.io/cocoon/internal/qcow2"
+	"cocoonstack.io/cocoon/internal/sparse"
 	"cocoonstack.io/cocoon/internal/vm"
 )
 
@@ -24,38 +25,72 @@ import (
 const (
 	CowFile     = "cow.qcow2"     // writable layer of an OCI guest
 	OverlayFile = "overlay.qcow2" // the disk of a disk guest
+	RawFile     = "disk.raw"      // either of them for a VM whose disks must be raw
 )
 
-// Prepare creates the disks of a VM. A container image gets its shared layers and a private overlay on an empty file
-// system. A disk image gets a private overlay on itself, which is larger than the image if storage says so. storage 0
-// means the default size for a container image and the image's own size for a disk image.
-// Preconditions: dir exists and belongs to one VM, one caller at a time.
-func (s *Store) Prepare(ctx context.Context, img image.Image, dir string, storage int64) (image.Rootfs, error) {
+// Prepare creates the disks of a VM. A container image gets its shared layers and a private disk that begins as an empty file
+// system. A disk image gets a private disk that begins as the image, and is larger than it if the layout says so.
+// Preconditions: one caller at a time for one VM.
+func (s *Store) Prepare(ctx context.Context, img image.Image, l image.Layout) (_ image.Rootfs, err error) {
 	if err := s.Open(ctx); err != nil {
 		return image.Rootfs{}, err
 	}
-	dir, err := filepath.Abs(dir)
-	if err != nil {
+	if l.Dir, err = filepath.Abs(l.Dir); err != nil {
 		return image.Rootfs{}, fmt.Errorf("prepare disks: %w", err)
 	}
 	if img.ID == "" && img.Type == vm.ImageOCI { // image.Blank
-		return s.prepareOCI(ctx, record{}, dir, storage)
+		return s.prepareOCI(ctx, record{}, l)
 	}
 	rec, err := s.use(img.ID)
 	if err != nil {
 		return image.Rootfs{}, err
 	}
 	if rec.Type == vm.ImageOCI {
-		return s.prepareOCI(ctx, rec, dir, storage)
+		return s.prepareOCI(ctx, rec, l)
 	}
 	base := s.baseDisk(rec)
-	storage = cmp.Or(storage, rec.VirtualSize)
+	storage := cmp.Or(l.Storage, rec.VirtualSize)
 	if storage < rec.VirtualSize {
 		return image.Rootfs{}, errdefs.Invalidf("the disk of image %s has %d bytes (%s), more than the requested %d (%s); request at least as much storage",
 			orID(img), rec.VirtualSize, human(rec.VirtualSize), storage, human(storage))
 	}
-	over := vm.Disk{Path: filepath.Join(dir, OverlayFile), Format: vm.DiskQCOW2, Serial: image.SerialDisk, Role: vm.RoleCOW, Backing: &base}
-	return image.Rootfs{Disks: []vm.Disk{over}}, overlay(over, storage, qcow2.SectorSize)
+	own := vm.Disk{Path: filepath.Join(l.Dir, OverlayFile), Format: vm.DiskQCOW2, Serial: image.SerialDisk, Role: vm.RoleCOW, Backing: &base}
+	if l.Raw {
+		if base.Format != vm.DiskRaw {
+			return image.Rootfs{}, errdefs.Unsupportedf("the disk of image %s is %s, and the hypervisor of this VM reads raw disks only; import the image as a raw disk, or choose another hypervisor", orID(img), base.Format)
+		}
+		own = raw(own, l.Dir)
+		return image.Rootfs{Disks: []vm.Disk{own}}, s.copyTo(ctx, own.Path, base.Path, roundUp(storage, qcow2.SectorSize))
+	}
+	return image.Rootfs{Disks: []vm.Disk{own}}, overlay(own, storage, qcow2.SectorSize)
+}
+
+// raw returns d as a raw disk in dir, without a backing file.
+func raw(d vm.Disk, dir string) vm.Disk {
+	d.Path, d.Format, d.Backing = filepath.Join(dir, RawFile), vm.DiskRaw, nil
+	return d
+}
+
+// copyTo makes path a sparse copy of src, of size bytes, unless it exists: by reflink where the file system can do that.
+func (s *Store) copyTo(ctx context.Context, path, src string, size int64) error {
+	if _, err := os.Lstat(path); err == nil {
+		return nil
+	}
+	part := path + ".part" // of an attempt that was killed, if it exists
+	if err := os.Remove(part); err != nil && !errors.Is(err, fs.ErrNotExist) {
+		return fmt.Errorf("copy the disk %s: %w", src, err)
+	}
+	err := sparse.CopyFile(ctx, part, src)
+	if err == nil {
+		err = os.Truncate(part, size)
+	}
+	if err == nil {
+		err = os.Rename(part, path)
+	}
+	if err != nil {
+		return fmt.Errorf("copy the disk %s: %w", src, full(errors.Join(err, os.RemoveAll(part))))
+	}
+	return nil
 }
 
 // Base returns the disks of an image that VMs share.
@@ -100,8 +135,8 @@ func (s *Store) DiskSize(ctx context.Context, img image.Image) (int64, error) {
 	return rec.VirtualSize, err
 }
 
-func (s *Store) prepareOCI(ctx context.Context, rec record, dir string, storage int64) (image.Rootfs, error) {
-	storage = cmp.Or(storage, vm.DefaultStorage)
+func (s *Store) prepareOCI(ctx context.Context, rec record, l image.Layout) (image.Rootfs, error) {
+	storage := cmp.Or(l.Storage, vm.DefaultStorage)
 	if storage < vm.MinStorage || storage > vm.MaxStorage {
 		return image.Rootfs{}, errdefs.Invalidf("invalid size of a writable layer: %d bytes (%s); use a size between %s and %s", storage, human(storage), human(vm.MinStorage), human(vm.MaxStorage))
 	}
@@ -111,8 +146,12 @@ func (s *Store) prepareOCI(ctx context.Context, rec record, dir string, storage 
 		return image.Rootfs{}, err
 	}
 	cow := vm.Disk{
-		Path: filepath.Join(dir, CowFile), Format: vm.DiskQCOW2, Serial: image.SerialCOW, Role: vm.RoleCOW,
+		Path: filepath.Join(l.Dir, CowFile), Format: vm.DiskQCOW2, Serial: image.SerialCOW, Role: vm.RoleCOW,
 		Backing: &vm.Disk{Path: empty, Format: vm.DiskRaw, ReadOnly: true, Role: vm.RoleLayer},
+	}
+	if l.Raw {
+		cow = raw(cow, l.Dir)
+		return image.Rootfs{Disks: append(s.layerDisks(rec), cow)}, s.copyTo(ctx, cow.Path, empty, storage)
 	}
 	return image.Rootfs{Disks: append(s.layerDisks(rec), cow)}, overlay(cow, storage, blockSize)
 }

@@ -213,7 +213,7 @@ func TestStatement41_RemovingWhatIsNotThereAndWhatIsUsed(t *testing.T) {
 	if err := s.Remove(t.Context(), "a", func(d string) bool { return d == img.ID }); err != nil {
 		t.Fatal(err)
 	}
-	if _, err := s.Prepare(t.Context(), img, t.TempDir(), 0); err != nil {
+	if _, err := s.Prepare(t.Context(), img, image.Layout{Dir: t.TempDir()}); err != nil {
 		t.Errorf("content in use is gone: %v", err)
 	}
 	if _, _, err := s.Origin(t.Context(), "a"); !errdefs.IsNotFound(err) {
@@ -394,7 +394,7 @@ func TestStatement48_ForeignDisksAreConverted(t *testing.T) {
 			t.Fatalf("%s: %+v, %v", format, img, err)
 		}
 		equal(t, "phases", phases, []string{image.PhaseDownload, image.PhaseConvert})
-		root, err := s.Prepare(t.Context(), img, t.TempDir(), 0)
+		root, err := s.Prepare(t.Context(), img, image.Layout{Dir: t.TempDir()})
 		if err != nil {
 			t.Fatal(err)
 		}
@@ -494,7 +494,7 @@ func TestDiskLargerThanTheDefault(t *testing.T) {
 	if got, err := s.DiskSize(t.Context(), img); err != nil || got != size {
 		t.Errorf("size is %d, %v", got, err)
 	}
-	if _, err := s.Prepare(t.Context(), img, t.TempDir(), 10<<30); !errdefs.IsInvalid(err) {
+	if _, err := s.Prepare(t.Context(), img, image.Layout{Dir: t.TempDir(), Storage: 10 << 30}); !errdefs.IsInvalid(err) {
 		t.Errorf("less storage than the image: %v", err)
 	}
 	small, err := local.New(local.Config{Dir: t.TempDir(), Arch: "amd64", Disk: 1 << 30})

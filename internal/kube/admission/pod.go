@@ -115,7 +115,7 @@ func saysVM(annotations map[string]string) bool {
 // defaultPool is the pool of pods that name no pool.
 const defaultPool = "default"
 
-// complete adds the VM's name, the toleration, the pool, and volumes for the objects that the pod's annotations name. It
+// complete adds the VM's name, the toleration, the pool, the preference for nodes with its hypervisor, and volumes for the objects that the pod's annotations name. It
 // reports whether it changed the pod. It keeps fields that are already set, and a second call changes nothing.
 func complete(pod *corev1.Pod) bool {
 	changed := false
@@ -136,6 +136,7 @@ func complete(pod *corev1.Pod) bool {
 	if (contract.AsksSnapshot(pod.Annotations) || contract.HibernatesOnDelete(pod.Annotations)) && stay(pod.Spec.Tolerations) {
 		changed = true
 	}
+	changed = placement.Prefer(pod) || changed
 	return convert.Name(pod) || changed
 }
 

@@ -30,11 +30,11 @@ const (
 	ConditionComplete corev1.NodeConditionType = "cocoonstack.io/StateComplete"
 )
 
-// hypervisor is the engine's report about its default driver.
+// hypervisor is the engine's report about its drivers.
 type hypervisor struct {
-	asked bool // false: the engine has not answered yet
-	what  string
-	err   error
+	Hypervisors
+	asked bool  // false: the engine has not answered yet
+	err   error // why the default one is unusable
 }
 
 // conditions returns the conditions of the node. It is pure, except that it calls Healthy. A transition time changes only with
@@ -66,7 +66,7 @@ func (n *Node) conditions(before []corev1.NodeCondition, u usage, measured error
 	case hv.err != nil:
 		add(ConditionHypervisor, false, "ProbeFailed", hv.err.Error())
 	case hv.asked:
-		add(ConditionHypervisor, true, "ProbeSucceeded", hv.what)
+		add(ConditionHypervisor, true, "ProbeSucceeded", hv.Default)
 	case i >= 0:
 		out = append(out, before[i])
 	}

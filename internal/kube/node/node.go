@@ -42,9 +42,9 @@ type Config struct {
 	Proc       string       // "" is /proc
 	Sys        string       // "" is /sys
 	Healthy    func() error // checks that the VM engine answers
-	// Hypervisor describes the default hypervisor of VMs, or returns why it is unusable. After an Unavailable error the node
+	// Hypervisors describes the hypervisors of VMs, or returns why the default one is unusable. After an Unavailable error the node
 	// keeps the earlier answer. Nil: not known.
-	Hypervisor func(context.Context) (string, error)
+	Hypervisors func(context.Context) (Hypervisors, error)
 	// Strays counts the VMs on the machine of which the engine has no record. After an error the node keeps the earlier
 	// answer. Nil: not known.
 	Strays func(context.Context) (int, error)
@@ -57,6 +57,12 @@ type Config struct {
 	InUse  func() []corev1.UniqueVolumeName
 	ICMP   probe.Socket // the socket type for pinging guests
 	NoRole bool         // omit the role label, because the API server does not let a node's own credentials set it
+}
+
+// Hypervisors are those of a node.
+type Hypervisors struct {
+	Default string             // what it is, for a person
+	Usable  []contract.Backend // those that run VMs now
 }
 
 // interval is the time between two measurements of the host. The engine is queried every engineTurn intervals.
@@ -243,6 +249,9 @@ func (n *Node) refresh(ctx context.Context) {
 	status.Conditions = after
 	changed := !alike(before, after) || !apiequality.Semantic.DeepEqual(status.Images, n.has)
 	status.Images = n.has
+	if n.hv.asked {
+		changed = n.label(n.hv.Usable) || changed
+	}
 	if n.cfg.InUse != nil {
 		used := n.cfg.InUse()
 		changed = changed || !slices.Equal(used, status.VolumesInUse)
@@ -272,22 +281,38 @@ func (n *Node) refresh(ctx context.Context) {
 	}
 }
 
+// label gives the node the labels of the hypervisors that it has, and takes those of others away. It reports whether it changed one.
+// Preconditions: n.mu is held.
+func (n *Node) label(usable []contract.Backend) (changed bool) {
+	for _, b := range contract.Backends() {
+		key := contract.LabelBackend(b)
+		switch has := n.node.Labels[key] != ""; {
+		case slices.Contains(usable, b) && !has:
+			n.node.Labels[key], changed = "true", true
+		case !slices.Contains(usable, b) && has:
+			delete(n.node.Labels, key)
+			changed = true
+		}
+	}
+	return changed
+}
+
 // ask queries the engine every engineTurn turns, and in every turn until the engine has answered once. Without an answer it
 // keeps the earlier values.
 func (n *Node) ask(ctx context.Context) {
-	due := n.turn%engineTurn == 0 || n.cfg.Hypervisor != nil && !n.hv.asked
+	due := n.turn%engineTurn == 0 || n.cfg.Hypervisors != nil && !n.hv.asked
 	n.turn++
 	if !due {
 		return
 	}
 	ctx, cancel := context.WithTimeout(ctx, interval)
 	defer cancel()
-	if n.cfg.Hypervisor != nil {
-		what, err := n.cfg.Hypervisor(ctx)
+	if n.cfg.Hypervisors != nil {
+		are, err := n.cfg.Hypervisors(ctx)
 		if ctx.Err() != nil || errdefs.IsUnavailable(err) {
 			return
 		}
-		n.hv = hypervisor{asked: true, what: what, err: err}
+		n.hv = hypervisor{asked: true, Hypervisors: are, err: err}
 	}
 	if n.cfg.Strays != nil {
 		if count, err := n.cfg.Strays(ctx); err == nil {

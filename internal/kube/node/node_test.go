@@ -188,10 +188,11 @@ func TestStorageIsToldInSteps(t *testing.T) {
 func TestCapacityAndHypervisorAreLive(t *testing.T) {
 	dir := proc(t)
 	var broken, lost error
+	usable := []contract.Backend{contract.BackendFirecracker, contract.BackendQEMU}
 	has, strays := []corev1.ContainerImage{{Names: []string{"base:v1"}, SizeBytes: 1}}, 0
 	n, err := New(Config{
 		Name: "node-1", Proc: dir, Sys: t.TempDir(), Root: "/", Healthy: func() error { return nil }, Sizes: Sizes{Storage: resource.MustParse("10Gi")},
-		Hypervisor: func(context.Context) (string, error) { return "qemu 7.2", broken }, CPUClass: "zen4",
+		Hypervisors: func(context.Context) (Hypervisors, error) { return Hypervisors{"qemu 7.2", usable}, broken }, CPUClass: "zen4",
 		Strays:    func(context.Context) (int, error) { return strays, lost },
 		Snapshots: func(context.Context) ([]corev1.ContainerImage, error) { return slices.Clone(has), lost },
 	})
@@ -207,6 +208,13 @@ func TestCapacityAndHypervisorAreLive(t *testing.T) {
 	n.refresh(t.Context())
 	if len(reported) != 1 || at(ConditionHypervisor).Status != corev1.ConditionTrue || at(ConditionHypervisor).Message != "qemu 7.2" {
 		t.Fatalf("reported %d times: %+v", len(reported), reported)
+	}
+	labels := func() string {
+		of := reported[len(reported)-1].Labels
+		return of[contract.LabelBackend(contract.BackendCloudHypervisor)] + "," + of[contract.LabelBackend(contract.BackendFirecracker)] + "," + of[contract.LabelBackend(contract.BackendQEMU)]
+	}
+	if got := labels(); got != ",true,true" {
+		t.Errorf("labels of hypervisors: %s", got)
 	}
 	if images := reported[0].Status.Images; len(images) != 1 || images[0].Names[0] != "base:v1" || reported[0].Labels[contract.LabelSnapshotCPUClass] != "zen4" {
 		t.Errorf("snapshots %v, labels %v", images, reported[0].Labels)
@@ -244,9 +252,12 @@ func TestCapacityAndHypervisorAreLive(t *testing.T) {
 	if len(reported) != 3 || len(reported[2].Status.Images) != 0 {
 		t.Errorf("reported %d times after the snapshots were removed", len(reported))
 	}
-	broken = errdefs.Preconditionf("QEMU is not installed")
+	broken, usable = errdefs.Preconditionf("QEMU is not installed"), usable[:1]
 	for range engineTurn {
 		n.refresh(t.Context())
+	}
+	if got := labels(); got != ",true," {
+		t.Errorf("labels of hypervisors after one went: %s", got)
 	}
 	if at(ConditionHypervisor).Status != corev1.ConditionFalse || at(corev1.NodeReady).Reason != "HypervisorUnusable" {
 		t.Errorf("hypervisor unusable: %+v", reported[len(reported)-1].Status.Conditions)

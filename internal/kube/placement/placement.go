@@ -88,6 +88,32 @@ func Stamp(pod *corev1.Pod, claim *v1.VMPlacement) bool {
 	return true
 }
 
+// Prefer sends pod, where possible, to a node that has the hypervisor that it asks for. It reports whether it changed the pod. A second call
+// changes nothing.
+func Prefer(pod *corev1.Pod) bool {
+	b := contract.Backend(pod.Annotations[contract.KeyBackend])
+	if !slices.Contains(contract.Backends(), b) || pod.Spec.NodeName != "" {
+		return false
+	}
+	want := corev1.NodeSelectorRequirement{Key: contract.LabelBackend(b), Operator: corev1.NodeSelectorOpExists}
+	if pod.Spec.Affinity == nil {
+		pod.Spec.Affinity = &corev1.Affinity{}
+	}
+	if pod.Spec.Affinity.NodeAffinity == nil {
+		pod.Spec.Affinity.NodeAffinity = &corev1.NodeAffinity{}
+	}
+	preferred := &pod.Spec.Affinity.NodeAffinity.PreferredDuringSchedulingIgnoredDuringExecution
+	for _, p := range *preferred {
+		for _, r := range p.Preference.MatchExpressions {
+			if r.Key == want.Key {
+				return false
+			}
+		}
+	}
+	*preferred = append(*preferred, corev1.PreferredSchedulingTerm{Weight: 100, Preference: corev1.NodeSelectorTerm{MatchExpressions: []corev1.NodeSelectorRequirement{want}}})
+	return true
+}
+
 func on(node string) corev1.NodeSelectorRequirement {
 	return corev1.NodeSelectorRequirement{Key: metav1.ObjectNameField, Operator: corev1.NodeSelectorOpIn, Values: []string{node}}
 }
