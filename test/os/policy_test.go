@@ -167,6 +167,9 @@ func TestStateGoesBack(t *testing.T) {
 		t.Errorf("the log:\n%s", o.do("capsule", "logs"))
 	}
 	o.until("running   yes", "workload", "list")
+	if log := o.do("capsule", "logs"); !strings.Contains(log, "belongs to no known workload") || !strings.Contains(log, "workload=after") {
+		t.Errorf("the container of a workload that is not known any more is not reported:\n%s", log)
+	}
 	if list := o.do("workload", "list"); strings.Contains(list, "after") || !strings.Contains(list, "web") {
 		t.Errorf("workloads:\n%s", list)
 	}

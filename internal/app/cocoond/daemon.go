@@ -104,7 +104,8 @@ func (d *daemon) open(ctx context.Context) (_ *host, err error) {
 		return nil, err
 	}
 	closers = append(closers, func() { lock.Close() })
-	if err := d.settleState(ctx); err != nil {
+	opened, err := d.settleState(ctx)
+	if err != nil {
 		return nil, err
 	}
 	j, err := d.openJournal(ctx)
@@ -112,6 +113,9 @@ func (d *daemon) open(ctx context.Context) (_ *host, err error) {
 		return nil, err
 	}
 	closers = append(closers, func() { logFailure(d.log, "journal not closed cleanly", j.Close()) }) //nolint:contextcheck // ctx has ended by then
+	if err := opened(); err != nil {
+		return nil, err
+	}
 	if err := d.images.Open(ctx); err != nil {
 		return nil, err
 	}

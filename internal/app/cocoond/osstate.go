@@ -32,27 +32,27 @@ func (d *daemon) stateCopies() *statecopy.Store {
 }
 
 // settleState decides, before the databases are opened, what a system of two slots may do with them. One on trial upgrades nothing. One that is not takes the copies
-// from before an update if it cannot read what the newer one has left.
-func (d *daemon) settleState(ctx context.Context) error {
+// from before an update if it cannot read what the newer one has left. The caller calls opened once it has opened the journal.
+func (d *daemon) settleState(ctx context.Context) (opened func() error, err error) {
+	opened = func() error { return nil }
 	if d.cfg.Appliance.Listen == "" {
-		return nil
+		return opened, nil
 	}
 	boot, _, err := booted()
 	if err != nil || boot.Slot == bootctl.None {
-		return err
+		return opened, err
 	}
 	if boot.Trial {
 		d.cfg.frozen = true
-		return nil
+		return opened, nil
 	}
-	restored, err := d.stateCopies().Restore(ctx)
-	if err != nil {
-		return err
+	copies := d.stateCopies()
+	restored, err := copies.Restore(ctx)
+	if err == nil && restored {
+		d.cfg.olderJournal = true // it is older than its mark, until it has been opened
+		opened = copies.Settle
 	}
-	if restored {
-		d.cfg.olderJournal = true // it is older than its mark
-	}
-	return nil
+	return opened, err
 }
 
 // stateIsKept refuses state in memory on Cocoon's own system. A machine whose disk cannot be read would be one without keys otherwise, which anybody adopts.

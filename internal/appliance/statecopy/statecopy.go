@@ -40,7 +40,7 @@ const (
 	draft    = "new"      // folder of a copy that is being made
 	kept     = "copy"     // folder of the copy
 	manifest = "manifest" // file in it, written last
-	restore  = "restore"  // file: the databases are being put back
+	restore  = "restore"  // file: the databases are being put back, or have not been opened since
 )
 
 // contents is the manifest of a copy.
@@ -101,8 +101,8 @@ func (s *Store) Remove() error {
 	return atomicfile.SyncDir(s.Dir)
 }
 
-// Restore puts all databases back as they were copied, if this version cannot read one of them. It reports whether it did. What was there is kept beside them. A
-// restoration that was interrupted goes on.
+// Restore puts all databases back as they were copied, if this version cannot read one of them. It reports whether it did; then the caller opens them, and calls
+// Settle. What was there is kept beside them. A restoration that is not settled is done again.
 // Preconditions: nobody has the databases open, and this system is not on trial.
 // Errors: DataLoss if the copy is damaged; nothing has changed then.
 func (s *Store) Restore(ctx context.Context) (bool, error) {
@@ -132,10 +132,15 @@ func (s *Store) Restore(ctx context.Context) (bool, error) {
 		}
 	}
 	s.Log.Warn("the state is again what it was before the update, because this version cannot read what a newer one has written; what that wrote is kept beside it", "update", c.Update)
-	if err := errors.Join(os.Remove(marker), atomicfile.SyncDir(s.Dir)); err != nil {
-		return true, fmt.Errorf("restore the state: %w", err)
-	}
 	return true, nil
+}
+
+// Settle ends a restoration: what it has put back has been opened, and goes on from there.
+func (s *Store) Settle() error {
+	if err := errors.Join(os.Remove(filepath.Join(s.Dir, restore)), atomicfile.SyncDir(s.Dir)); err != nil {
+		return fmt.Errorf("restore the state: %w", err)
+	}
+	return nil
 }
 
 func (s *Store) needed(ctx context.Context) bool {

@@ -134,8 +134,9 @@ func (j *Journal) verify(ctx context.Context, cfg Config) error {
 		return err
 	case mark > revision && !cfg.Older:
 		return journal.Refuse("it is at revision %d, but it was at %d before", revision, mark)
-	case mark > revision:
-		if err := j.leap(ctx, mark+jump); err != nil {
+	case !cfg.Older:
+	case revision > 0 || mark > 0: // also if the mark claims less than the copies of records do, as after a power cut
+		if err := j.leap(ctx, max(mark, revision)+jump); err != nil {
 			return fmt.Errorf("continue with an older state: %w", err)
 		}
 	}
