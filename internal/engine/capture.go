@@ -31,6 +31,7 @@ type capture struct {
 	fresh   bool                   // the guest may not have been set up since it booted
 	others  bool                   // other VMs may resume from it, so it keeps the volumes too
 	kept    []snapshot.Volume
+	copied  []snapshot.Disk // disks of a VM that goes on writing to them
 	draft   snapshot.Draft
 }
 
@@ -97,13 +98,16 @@ func (c *capture) shoot(ctx context.Context, x snapshot.Snapshot) (snapshot.Snap
 		}
 		defer leave()
 	}
-	frozen := c.record().Disks
-	overlays, err := c.overlay(ctx)
-	if err != nil {
-		return x, err
+	frozen, raw := c.record().Disks, c.drivers.rawOnly(c.record().Driver)
+	var overlays []hypervisor.DiskOverlay
+	var err error
+	if !raw {
+		if overlays, err = c.overlay(ctx); err != nil {
+			return x, err
+		}
 	}
 	if c.proc == nil {
-		if err := c.keepVolumes(ctx); err != nil {
+		if err := c.still(ctx); err != nil {
 			return x, err
 		}
 	} else {
@@ -120,8 +124,10 @@ func (c *capture) shoot(ctx context.Context, x snapshot.Snapshot) (snapshot.Snap
 		}
 		x.Live, x.Machine, x.Pause, x.Method, x.Quiesced, x.Fresh = true, saved.Machine, saved.Pause, saved.Method, quiesced, c.fresh
 	}
-	if x.Disks, err = linkDisks(ctx, c.draft, c.record(), frozen); err != nil {
-		return x, err
+	if x.Disks = c.copied; !raw {
+		if x.Disks, err = keepDisks(ctx, c.draft.Link, c.record(), frozen); err != nil {
+			return x, err
+		}
 	}
 	describe(&x, c.record())
 	x.Volumes = c.kept
@@ -182,7 +188,7 @@ func (m *machine) overlaysOn(ctx context.Context) (disks []vm.Disk, overlays []h
 // saveMemory makes the driver save the guest and switch its disks, with its file systems frozen if c can do that.
 func (c *capture) saveMemory(ctx context.Context, dir string, based bool, overlays []hypervisor.DiskOverlay) (s hypervisor.Saved, quiesced bool, err error) {
 	plan := hypervisor.SavePlan{
-		State: dir + "/" + snapshot.FileState, Memory: dir + "/" + snapshot.FileMemory, Overlays: overlays, Hold: c.hold, Still: c.keepVolumes,
+		State: dir + "/" + snapshot.FileState, Memory: dir + "/" + snapshot.FileMemory, Overlays: overlays, Hold: c.hold, Still: c.still,
 	}
 	if based {
 		plan.Base = dir + "/" + snapshot.FileBase
@@ -223,6 +229,16 @@ func (c *capture) saveMemory(ctx context.Context, dir string, based bool, overla
 		return s, false, fmt.Errorf("save its memory: %w", err)
 	}
 	return s, quiesced, nil
+}
+
+// still keeps what nobody writes to meanwhile, and somebody may write to afterwards: volumes, and disks that get no overlay.
+func (c *capture) still(ctx context.Context) (err error) {
+	if r := c.record(); c.drivers.rawOnly(r.Driver) {
+		if c.copied, err = keepDisks(ctx, c.draft.Copy, r, r.Disks); err != nil {
+			return err
+		}
+	}
+	return c.keepVolumes(ctx)
 }
 
 // keepVolumes takes snapshots of the volumes of the VM for the draft. Preconditions: nothing writes to them meanwhile.

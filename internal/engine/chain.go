@@ -22,15 +22,15 @@ func each(d vm.Disk, fn func(vm.Disk)) {
 	}
 }
 
-// linkDisks puts disks into a snapshot of r, except the seed: it contains a VM's identity, and a clone gets its own.
-func linkDisks(ctx context.Context, draft snapshot.Draft, r vm.Record, disks []vm.Disk) ([]snapshot.Disk, error) {
+// keepDisks puts disks into a snapshot of r by keep, a method of its draft, except the seed: it contains a VM's identity, and a clone gets its own.
+func keepDisks(ctx context.Context, keep func(context.Context, vm.Disk, func(path string) bool) (snapshot.Disk, error), r vm.Record, disks []vm.Disk) ([]snapshot.Disk, error) {
 	shared := imageFiles(r.ImageType, disks)
 	var out []snapshot.Disk
 	for _, d := range disks {
 		if d.Role == vm.RoleCidat || d.Role == vm.RoleVolume {
 			continue
 		}
-		x, err := draft.Link(ctx, d, func(path string) bool { return slices.Contains(shared, path) })
+		x, err := keep(ctx, d, func(path string) bool { return slices.Contains(shared, path) })
 		if err != nil {
 			return nil, err
 		}

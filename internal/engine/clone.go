@@ -146,7 +146,7 @@ func (c *clone) buildNew(ctx context.Context) (outcome, error) {
 		return outcome{}, err
 	}
 	var err error
-	if r.Disks, err = c.disksFrom(ctx, c.id, r.Spec.Storage, c.held, c.images); err != nil {
+	if r.Disks, err = c.disksFrom(ctx, c.id, r.Driver, r.Spec.Storage, c.held, c.images); err != nil {
 		return outcome{}, err
 	}
 	if !r.Cloned { // a guest that boots has no containers that were added to another one

@@ -249,8 +249,8 @@ func grown(r vm.Record) []string {
 	return serials
 }
 
-// disksFrom creates the disks of a snapshot for a VM, in a new folder. The writable disk has storage bytes.
-func (n *node) disksFrom(ctx context.Context, id vm.ID, storage int64, h snapshot.Held, images []image.Image) ([]vm.Disk, error) {
+// disksFrom creates the disks of a snapshot for the VM id of a driver, in a new folder. The writable disk has storage bytes.
+func (n *node) disksFrom(ctx context.Context, id vm.ID, driver string, storage int64, h snapshot.Held, images []image.Image) ([]vm.Disk, error) {
 	base, err := n.baseOf(ctx, h.Snapshot(), images)
 	if err != nil {
 		return nil, err
@@ -258,6 +258,9 @@ func (n *node) disksFrom(ctx context.Context, id vm.ID, storage int64, h snapsho
 	dir, err := n.dirs.newDisks(id)
 	if err != nil {
 		return nil, err
+	}
+	if n.drivers.rawOnly(driver) {
+		return n.snapshots.RawDisks(ctx, h, base, dir, storage)
 	}
 	return n.snapshots.Disks(ctx, h, base, dir, storage)
 }

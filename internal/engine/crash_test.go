@@ -63,6 +63,11 @@ func crash(dir, op string, at int64) error {
 		}
 		return nil
 	}
+	if scripts()[op].raw {
+		if err := w.RawOnly(); err != nil {
+			return err
+		}
+	}
 	var gate sync.RWMutex // held while the trigger runs
 	w.Fault = func(call string) error {
 		gate.RLock()

@@ -22,6 +22,18 @@ type script struct {
 	disk []string
 	name string // of the VM; "": web
 	pool int    // clones kept ready
+	raw  bool   // the driver has raw disks only
+}
+
+// rawScripts are those of all that changes disks, for a driver that has raw ones only.
+func rawScripts(all map[string]script) map[string]script {
+	out := map[string]script{}
+	for _, op := range []string{"launch", "save", "save stopped", "clone", "clone pooled", "hibernate", "wake", "restore", "restore hibernated"} {
+		s := all[op]
+		s.raw = true
+		out[op+" raw"] = s
+	}
+	return out
 }
 
 func cloud() vm.Spec {
@@ -310,5 +322,6 @@ func scripts() map[string]script {
 	maps.Copy(all, sharedScripts())
 	maps.Copy(all, nicScripts())
 	maps.Copy(all, linkScripts())
+	maps.Copy(all, rawScripts(all))
 	return all
 }

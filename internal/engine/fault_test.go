@@ -49,6 +49,11 @@ func faultAt(t *testing.T, op string, s script, at int64) bool {
 	}
 	r := newRig(t, func(r *rig) {
 		r.world.Fault, r.parallel, r.cfg.PoolSize = point, true, s.pool
+		if s.raw {
+			if err := r.world.RawOnly(); err != nil {
+				t.Fatal(err)
+			}
+		}
 		r.wrap = func(j journal.Journal) journal.Journal {
 			return journaltest.Faulty{Journal: j, Hook: func(p journaltest.Point) error {
 				return point(fmt.Sprintf("%s %s%s after=%v", p.Method, p.Op, p.Step, p.After))

@@ -51,7 +51,7 @@ func (p poolMaker) Make(ctx context.Context, snapshot string, spec vm.CloneSpec)
 	if err := p.note(r); err != nil {
 		return nil, err
 	}
-	if r.Disks, err = p.disksFrom(ctx, id, r.Spec.Storage, h, images); err != nil {
+	if r.Disks, err = p.disksFrom(ctx, id, r.Driver, r.Spec.Storage, h, images); err != nil {
 		return nil, err
 	}
 	if r.NICs, err = p.nics.attach(ctx, r, &back, true); err != nil {

@@ -126,7 +126,7 @@ func recallRestore(m *machine, in journal.Intent) (*restore, error) {
 // makeDisks makes the disks of the snapshot beside those of the VM.
 func (s *restore) makeDisks(ctx context.Context) (outcome, error) {
 	var err error
-	s.disks, err = s.disksFrom(ctx, s.id, s.record().Spec.Storage, s.held, s.images)
+	s.disks, err = s.disksFrom(ctx, s.id, s.record().Driver, s.record().Spec.Storage, s.held, s.images)
 	return outcome{}, err
 }
 

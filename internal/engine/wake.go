@@ -96,8 +96,8 @@ func (w *wake) resume(ctx context.Context) (outcome, error) {
 	if err != nil {
 		return outcome{}, err
 	}
-	// A failed attempt may have let the guest write, so each attempt begins with its own overlays.
-	disks, _, err := w.overlaysOn(ctx)
+	// A failed attempt may have let the guest write, so each attempt begins with its own overlays or copies.
+	disks, err := w.disks(ctx)
 	if err != nil {
 		return outcome{}, err
 	}
@@ -129,6 +129,31 @@ func (w *wake) resume(ctx context.Context) (outcome, error) {
 			to.StartedAt, to.Restarts = startedAt, restarts // for the guest there was no interruption
 		},
 	}, &w.back)
+}
+
+// disks makes the writable disks of this attempt.
+func (w *wake) disks(ctx context.Context) ([]vm.Disk, error) {
+	r := w.record()
+	if !w.drivers.rawOnly(r.Driver) {
+		disks, _, err := w.overlaysOn(ctx)
+		return disks, err
+	}
+	images, err := w.imagesOf(vm.OnBehalf(ctx, vm.Owner{}), w.held.Snapshot()) // the VM uses them already
+	if err != nil {
+		return nil, err
+	}
+	saved, err := w.disksFrom(ctx, w.id, r.Driver, 0, w.held, images)
+	if err != nil {
+		return nil, err
+	}
+	disks := slices.Clone(r.Disks)
+	for i, d := range disks {
+		if at := slices.IndexFunc(saved, func(s vm.Disk) bool { return s.Serial == d.Serial && !s.ReadOnly }); at >= 0 {
+			disks[i] = saved[at]
+			disks[i].Port = d.Port
+		}
+	}
+	return disks, nil
 }
 
 // answer waits for the guest. The caller may go away: the VM is awake or hibernated in the end.

@@ -105,7 +105,8 @@ type Checker interface {
 
 // DiskReader is the ability of a Driver to say which disks its guests can have. The guests of a driver without it have disks of each format.
 type DiskReader interface {
-	// RawOnly says that every disk must be vm.DiskRaw, without a backing file.
+	// RawOnly says that every disk must be vm.DiskRaw, without a backing file, and stays the same file while the guest runs: SavePlan has no
+	// overlays, and whoever saves a guest copies its writable disks while it stands still (SavePlan.Still).
 	RawOnly() bool
 }
 

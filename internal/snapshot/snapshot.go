@@ -223,6 +223,9 @@ type Store interface {
 	// the image's disks as the image store prepared them. Idempotent: the result depends only on dir and base. Errors:
 	// InvalidArgument (storage smaller), DataLoss (a layer is missing).
 	Disks(ctx context.Context, h Held, base []vm.Disk, dir string, storage int64) ([]vm.Disk, error)
+	// RawDisks is Disks for a VM whose disks must be raw: its writable disks are copies, by reflink where possible. Unsupported if a disk has
+	// another format, or several layers.
+	RawDisks(ctx context.Context, h Held, base []vm.Disk, dir string, storage int64) ([]vm.Disk, error)
 	// Overlay makes an empty overlay on below in dir, for a save. name is its file name.
 	Overlay(ctx context.Context, below vm.Disk, dir, name string) (vm.Disk, error)
 
@@ -250,6 +253,8 @@ type Draft interface {
 	// adds the disk's file and its backing files, down to but not including the image's own. Preconditions: nobody
 	// writes to these files any more. imageDisk recognizes the image's files, where Link stops.
 	Link(ctx context.Context, d vm.Disk, imageDisk func(path string) bool) (Disk, error)
+	// Copy is Link, but it copies the file of a writable disk, by reflink where possible: somebody goes on writing to it later.
+	Copy(ctx context.Context, d vm.Disk, imageDisk func(path string) bool) (Disk, error)
 	// Base adds, as FileBase, the whole memory of the first of the given snapshots that has one, so that memory can be
 	// saved as a delta to it. It returns the id for Snapshot.MemoryBase; "": none of them is usable. Commit removes
 	// FileBase if the record has no MemoryBase.

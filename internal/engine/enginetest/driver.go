@@ -32,6 +32,9 @@ func (w *World) Driver() Driver { return Driver{w} }
 // Name implements hypervisor.Driver.
 func (d Driver) Name() string { return "fake" }
 
+// RawOnly implements hypervisor.DiskReader.
+func (d Driver) RawOnly() bool { return d.w.raw }
+
 // Probe implements hypervisor.Driver.
 func (d Driver) Probe(context.Context) (hypervisor.Info, error) {
 	return hypervisor.Info{Version: "1"}, nil

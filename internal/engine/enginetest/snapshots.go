@@ -230,6 +230,31 @@ func (s Snapshots) Disks(_ context.Context, h snapshot.Held, base []vm.Disk, dir
 	return out, err
 }
 
+// RawDisks implements snapshot.Store.
+func (s Snapshots) RawDisks(_ context.Context, h snapshot.Held, _ []vm.Disk, dir string, _ int64) (out []vm.Disk, err error) {
+	return out, s.w.around("snapshots.RawDisks", func() error {
+		for _, d := range h.Snapshot().Disks {
+			if d.Image || len(d.Layers) != 1 || d.Layers[0].Format != vm.DiskRaw {
+				return errdefs.Unsupportedf("disk %s is not raw", d.Serial)
+			}
+			path := filepath.Join(dir, d.Serial+".raw")
+			if err := copyFile(path, filepath.Join(h.Dir(), d.Layers[0].File)); err != nil {
+				return err
+			}
+			out = append(out, vm.Disk{Path: path, Format: vm.DiskRaw, Serial: d.Serial, Role: d.Role})
+		}
+		return nil
+	})
+}
+
+func copyFile(path, src string) error {
+	text, err := os.ReadFile(src)
+	if err != nil {
+		return err
+	}
+	return os.WriteFile(path, text, 0o600)
+}
+
 func disk(from string, d snapshot.Disk, base []vm.Disk, dir string) (vm.Disk, error) {
 	var below *vm.Disk
 	if at := slices.IndexFunc(base, func(b vm.Disk) bool { return b.Serial == d.Serial }); d.Image && at < 0 {
@@ -317,8 +342,18 @@ func (d *draft) Base(context.Context, ...string) (string, error) { return "", ni
 
 // Link implements snapshot.Draft.
 func (d *draft) Link(_ context.Context, disk vm.Disk, imageDisk func(string) bool) (snapshot.Disk, error) {
+	return d.keep("snapshots.Link", os.Link, disk, imageDisk)
+}
+
+// Copy implements snapshot.Draft.
+func (d *draft) Copy(_ context.Context, disk vm.Disk, imageDisk func(string) bool) (snapshot.Disk, error) {
+	return d.keep("snapshots.Copy", func(from, to string) error { return copyFile(to, from) }, disk, imageDisk)
+}
+
+// keep adds a disk; add adds its file.
+func (d *draft) keep(op string, add func(from, to string) error, disk vm.Disk, imageDisk func(string) bool) (snapshot.Disk, error) {
 	out := snapshot.Disk{Serial: disk.Serial, Role: disk.Role}
-	err := d.s.w.around("snapshots.Link", func() error {
+	err := d.s.w.around(op, func() error {
 		for at := &disk; at != nil; at = at.Backing {
 			if imageDisk(at.Path) {
 				out.Image = true
@@ -326,10 +361,11 @@ func (d *draft) Link(_ context.Context, disk vm.Disk, imageDisk func(string) boo
 			}
 			name := fmt.Sprintf("disk-%d", d.n)
 			d.n++
-			if err := os.Link(at.Path, filepath.Join(d.Dir(), name)); err != nil {
+			if err := add(at.Path, filepath.Join(d.Dir(), name)); err != nil {
 				return err
 			}
 			out.Layers = slices.Insert(out.Layers, 0, snapshot.Layer{File: name, Format: at.Format})
+			add = os.Link
 		}
 		return nil
 	})

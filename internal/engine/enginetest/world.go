@@ -33,6 +33,8 @@ type World struct {
 
 	Reported []guest.Interface // by disk guests, with the MAC of their first interface
 
+	raw bool // see RawOnly
+
 	mu     sync.Mutex
 	guests map[vm.ID]*Guest
 	pids   int
@@ -42,12 +44,20 @@ type World struct {
 	volumes *Volumes // nil: none
 }
 
+// RawOnly makes the driver one whose VMs have raw disks only, also after the end of this process.
+func (w *World) RawOnly() error {
+	w.raw = true
+	return os.WriteFile(filepath.Join(w.Dir, "raw"), nil, 0o600)
+}
+
 // New returns the world in dir, including what an earlier process left there.
 func New(dir string) (*World, error) {
 	w := &World{
 		Dir: dir, Fault: func(string) error { return nil }, guests: map[vm.ID]*Guest{},
 		taken: map[string]bool{}, held: map[string]int{},
 	}
+	_, err := os.Stat(filepath.Join(dir, "raw"))
+	w.raw = err == nil
 	for _, sub := range []string{"procs", "cgroups", "taps", "leases", "tmp", "snapshots", "drafts"} {
 		if err := os.MkdirAll(filepath.Join(dir, sub), 0o700); err != nil {
 			return nil, err

@@ -29,6 +29,20 @@ type grown struct {
 // snapshot after another never reuses the overlays of the earlier one. To restore the same snapshot again, use another
 // folder or empty this one.
 func (s *Store) Disks(ctx context.Context, h snapshot.Held, base []vm.Disk, dir string, storage int64) ([]vm.Disk, error) {
+	return s.disks(ctx, h, base, dir, storage, grown.make)
+}
+
+// RawDisks implements snapshot.Store. The names of files are as those of Disks.
+func (s *Store) RawDisks(ctx context.Context, h snapshot.Held, base []vm.Disk, dir string, storage int64) ([]vm.Disk, error) {
+	for _, d := range h.Snapshot().Disks {
+		if d.Writable() && (d.Image || len(d.Layers) != 1 || d.Layers[0].Format != vm.DiskRaw) {
+			return nil, errdefs.Unsupportedf("disk %s of snapshot %s is no single raw file, and the hypervisor of this VM reads raw disks only; choose another hypervisor", d.Serial, name(h.Snapshot()))
+		}
+	}
+	return s.disks(ctx, h, base, dir, storage, grown.copy)
+}
+
+func (s *Store) disks(ctx context.Context, h snapshot.Held, base []vm.Disk, dir string, storage int64, lay func(g grown, ctx context.Context, from, prefix string) (vm.Disk, error)) ([]vm.Disk, error) {
 	if err := s.Open(ctx); err != nil {
 		return nil, err
 	}
@@ -39,7 +53,7 @@ func (s *Store) Disks(ctx context.Context, h snapshot.Held, base []vm.Disk, dir 
 	}
 	out := make([]vm.Disk, 0, len(disks))
 	for n, d := range disks {
-		disk, err := d.make(ctx, h.Dir(), filepath.Join(dir, fmt.Sprintf("clone-%.10s-%d", snap.ID, n)))
+		disk, err := lay(d, ctx, h.Dir(), filepath.Join(dir, fmt.Sprintf("clone-%.10s-%d", snap.ID, n)))
 		if err != nil {
 			return nil, fmt.Errorf("disk %s of snapshot %s: %w", d.Serial, name(snap), full(err))
 		}
@@ -121,6 +135,28 @@ func (g grown) make(ctx context.Context, from, prefix string) (vm.Disk, error) {
 	}
 	top := vm.Disk{Path: prefix + ".qcow2", Format: vm.DiskQCOW2, Serial: g.Serial, Role: g.Role, Backing: below}
 	return top, qcow2.Overlay{VirtualSize: g.size, Backing: below.Path, BackingFormat: below.Format}.Create(top.Path)
+}
+
+// copy creates a raw disk at prefix: a writable one is a copy of its only layer, another one is as make creates it.
+func (g grown) copy(ctx context.Context, from, prefix string) (vm.Disk, error) {
+	if !g.Writable() || len(g.Layers) != 1 {
+		return g.make(ctx, from, prefix)
+	}
+	d := vm.Disk{Path: prefix + ".raw", Format: vm.DiskRaw, Serial: g.Serial, Role: g.Role}
+	if _, err := os.Lstat(d.Path); err == nil {
+		return d, nil
+	}
+	tmp := filepath.Join(filepath.Dir(d.Path), "."+filepath.Base(d.Path)+".tmp")
+	if err := os.Remove(tmp); err != nil && !errors.Is(err, fs.ErrNotExist) { // left by an attempt that was killed
+		return vm.Disk{}, err
+	}
+	if err := sparse.CopyFile(ctx, tmp, filepath.Join(from, g.Layers[0].File)); err != nil {
+		return vm.Disk{}, err
+	}
+	if err := os.Truncate(tmp, g.size); err != nil {
+		return vm.Disk{}, err
+	}
+	return d, os.Rename(tmp, d.Path)
 }
 
 // link makes path a hard link to src, or a copy if links are not possible, unless it exists already. A copy gets its

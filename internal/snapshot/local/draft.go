@@ -72,14 +72,27 @@ func (d *draft) free() {
 // Link implements snapshot.Draft. Files are called disk-<n>.<layer>.<format>: n counts the linked disks; layers are
 // numbered from the lowest.
 func (d *draft) Link(ctx context.Context, disk vm.Disk, imageDisk func(path string) bool) (snapshot.Disk, error) {
-	out, err := d.link(ctx, disk, imageDisk)
+	return d.keep(ctx, disk, imageDisk, sparse.LinkFile)
+}
+
+// Copy implements snapshot.Draft. Files are called as those of Link.
+func (d *draft) Copy(ctx context.Context, disk vm.Disk, imageDisk func(path string) bool) (snapshot.Disk, error) {
+	if disk.ReadOnly {
+		return d.Link(ctx, disk, imageDisk)
+	}
+	return d.keep(ctx, disk, imageDisk, sparse.CopyFile)
+}
+
+// keep adds a disk; top adds the file of the disk itself.
+func (d *draft) keep(ctx context.Context, disk vm.Disk, imageDisk func(path string) bool, top func(ctx context.Context, path, src string) error) (snapshot.Disk, error) {
+	out, err := d.link(ctx, disk, imageDisk, top)
 	if err != nil {
 		return snapshot.Disk{}, fmt.Errorf("keep disk %s in snapshot %s: %w", disk.Serial, d.name, full(err))
 	}
 	return out, nil
 }
 
-func (d *draft) link(ctx context.Context, disk vm.Disk, imageDisk func(path string) bool) (snapshot.Disk, error) {
+func (d *draft) link(ctx context.Context, disk vm.Disk, imageDisk func(path string) bool, top func(ctx context.Context, path, src string) error) (snapshot.Disk, error) {
 	out := snapshot.Disk{Serial: disk.Serial, Role: disk.Role}
 	var chain []vm.Disk
 	for at := &disk; at != nil; at = at.Backing {
@@ -101,7 +114,11 @@ func (d *draft) link(ctx context.Context, disk vm.Disk, imageDisk func(path stri
 	d.mu.Unlock()
 	for layer, at := range chain {
 		file := fmt.Sprintf("disk-%d.%d.%s", n, layer, at.Format)
-		if err := sparse.LinkFile(ctx, filepath.Join(d.Dir(), file), at.Path); err != nil {
+		add := sparse.LinkFile
+		if layer == len(chain)-1 {
+			add = top
+		}
+		if err := add(ctx, filepath.Join(d.Dir(), file), at.Path); err != nil {
 			return out, err
 		}
 		out.Layers = append(out.Layers, snapshot.Layer{File: file, Format: at.Format})
