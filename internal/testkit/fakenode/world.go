@@ -38,12 +38,12 @@ const diskSize = 16 << 20
 type images struct{ enginetest.Images }
 
 // Prepare implements image.Store.
-func (i images) Prepare(ctx context.Context, img image.Image, dir string, size int64) (image.Rootfs, error) {
-	fs, err := i.Images.Prepare(ctx, img, dir, size)
+func (i images) Prepare(ctx context.Context, img image.Image, l image.Layout) (image.Rootfs, error) {
+	fs, err := i.Images.Prepare(ctx, img, l)
 	if err != nil {
 		return fs, err
 	}
-	cow := filepath.Join(dir, "cow")
+	cow := filepath.Join(l.Dir, "cow")
 	if info, err := os.Stat(cow); err != nil || info.Size() > 0 {
 		return fs, err
 	}
