@@ -51,6 +51,8 @@ type Deps struct {
 	Auth   func(image string) []image.RegistryAuth // the credentials for an image, if there are some
 	Logs   string                                  // folder for the logs of VMs that are gone
 	Log    *slog.Logger
+
+	Hypervisors []string // names of those of the engine
 }
 
 // Driver implements reconcile.Driver.
@@ -64,19 +66,28 @@ var _ reconcile.Driver = (*Driver)(nil)
 // New returns a driver.
 func New(d Deps) *Driver { return &Driver{Deps: d, logs: logs{dir: d.Logs, log: d.Log}} }
 
+// firecracker is the engine's name of that hypervisor.
+const firecracker = "firecracker"
+
+func noDriver(w *capsulev1.Workload) error {
+	return errdefs.Unsupportedf("workload %s: this machine has no driver for the backend %s; leave microVm.backend out, and the VM runs on QEMU", w.GetName(), w.GetMicroVm().GetBackend())
+}
+
 // Spec returns the VM of w. Errors: InvalidArgument, Unsupported.
 func Spec(w *capsulev1.Workload, hash string) (vm.Spec, error) {
-	m := w.GetMicroVm()
-	switch b := m.GetBackend(); b {
+	m, driver := w.GetMicroVm(), ""
+	switch m.GetBackend() {
 	case capsulev1.MicroVMBackend_MICRO_VM_BACKEND_UNSPECIFIED, capsulev1.MicroVMBackend_MICRO_VM_BACKEND_QEMU:
-	case capsulev1.MicroVMBackend_MICRO_VM_BACKEND_FIRECRACKER, capsulev1.MicroVMBackend_MICRO_VM_BACKEND_SMOLVM:
-		return vm.Spec{}, errdefs.Unsupportedf("workload %s: this machine has no driver for the backend %s; leave microVm.backend out, and the VM runs on QEMU", w.GetName(), b)
+	case capsulev1.MicroVMBackend_MICRO_VM_BACKEND_FIRECRACKER:
+		driver = firecracker
+	case capsulev1.MicroVMBackend_MICRO_VM_BACKEND_SMOLVM:
+		return vm.Spec{}, noDriver(w)
 	}
 	if m.GetKernelPath() == "" && m.GetKernelCmdlineExtra() != "" {
 		return vm.Spec{}, errdefs.Unsupportedf("workload %s: the kernel of an image takes no further arguments; leave microVm.kernelCmdlineExtra out", w.GetName())
 	}
 	s := vm.Spec{
-		Name: w.GetName(), Hostname: cmp.Or(w.GetHostname(), w.GetName()), Labels: map[string]string{hashLabel: hash}, Image: m.GetImage(),
+		Name: w.GetName(), Driver: driver, Hostname: cmp.Or(w.GetHostname(), w.GetName()), Labels: map[string]string{hashLabel: hash}, Image: m.GetImage(),
 		CPUs: int(cmp.Or(m.GetVcpus(), 1)), Memory: int64(cmp.Or(m.GetMemoryMib(), DefaultMemory)) << 20, StopGrace: workload.Grace(w),
 		Process: vm.Process{Entrypoint: m.GetCommand(), Args: m.GetArgs()},
 		NICs:    []vm.NICSpec{{}},
@@ -105,7 +116,11 @@ func Spec(w *capsulev1.Workload, hash string) (vm.Spec, error) {
 
 // Check implements reconcile.Driver.
 func (d *Driver) Check(_ context.Context, w *capsulev1.Workload) error {
-	if _, err := Spec(w, ""); err != nil || w.GetMicroVm().GetKernelPath() == "" {
+	s, err := Spec(w, "")
+	if err == nil && s.Driver != "" && !slices.Contains(d.Hypervisors, s.Driver) {
+		err = noDriver(w)
+	}
+	if err != nil || w.GetMicroVm().GetKernelPath() == "" {
 		return err
 	}
 	return d.Files.Check(bootOf(w))
