@@ -20,7 +20,7 @@ import (
 
 	"cocoonstack.io/cocoon/internal/hypervisor"
 	"cocoonstack.io/cocoon/internal/hypervisor/hypervisortest"
-	"cocoonstack.io/cocoon/internal/proc"
+	"cocoonstack.io/cocoon/internal/testkit/jailtest"
 	"cocoonstack.io/cocoon/internal/vm"
 )
 
@@ -366,46 +366,8 @@ func TestContract(t *testing.T) {
 	})
 }
 
-// left searches for traces without using the driver.
-func left(t *testing.T, p hypervisor.Plan) []string {
-	var traces []string
-	found, err := proc.Find(func(_ int, args []string) bool {
-		return follows(args, "-uuid", uuidOf(p.ID)) || slices.Contains(args, marker(uuidOf(p.ID)))
-	})
-	if err != nil {
-		t.Fatal(err)
-	}
-	for _, q := range found {
-		traces = append(traces, fmt.Sprintf("process %d", q.PID()))
-		_ = q.Close()
-	}
-	if path := testDriver(t).cgroups().path(p.ID); exists(path) {
-		traces = append(traces, path)
-	}
-	if g := testDriver(t).cgroups(); g.usable() && exists(filepath.Dir(g.path(p.ID))) {
-		// Our folder above those of the VMs is removed with the last VM.
-		if rest, err := os.ReadDir(filepath.Dir(g.path(p.ID))); err == nil && !slices.ContainsFunc(rest, os.DirEntry.IsDir) {
-			traces = append(traces, "empty cgroup "+g.name)
-		}
-	}
-	for _, pattern := range []string{"/sys/fs/cgroup" + p.CgroupParent, "/sys/fs/cgroup/*" + p.CgroupParent} {
-		own, _ := filepath.Glob(filepath.Join(pattern, vm.CgroupPrefix+string(p.ID)))
-		traces = append(traces, own...)
-	}
-	entries, err := os.ReadDir(p.Dir)
-	if err != nil {
-		t.Fatal(err)
-	}
-	for _, e := range entries {
-		if e.Name() == cgroupFile {
-			traces = append(traces, e.Name())
-		}
-		if e.Type()&os.ModeSocket != 0 {
-			traces = append(traces, e.Name())
-		}
-	}
-	return traces
-}
+// left searches for traces.
+func left(t *testing.T, p hypervisor.Plan) []string { return jailtest.Left(t, testDriver(t).jail, p) }
 
 func exists(path string) bool {
 	_, err := os.Stat(path)
