@@ -39,6 +39,7 @@ type Spec struct {
 	// host. It also gets no_new_privs. User must be nil and Isolated set.
 	Mapped *IDs
 	Mount  *Mount // nil: none; Isolated must be set
+	Root   *Root  // nil: the file system of the host; not with Mapped or Mount
 
 	SmallPages bool // no transparent huge pages, even if the process asks for them; ignored if Linux has none
 }
@@ -147,7 +148,7 @@ func (s Spec) sys(pidfd *int) *syscall.SysProcAttr {
 }
 
 func (s Spec) fork(attr *syscall.ProcAttr) (int, error) {
-	if s.User == nil && !s.Isolated && len(s.CgroupTasks) == 0 {
+	if s.User == nil && !s.Isolated && s.Root == nil && len(s.CgroupTasks) == 0 {
 		return syscall.ForkExec(s.Path, s.Args, attr)
 	}
 	var pid int
@@ -165,7 +166,19 @@ func (s Spec) forkHere(attr *syscall.ProcAttr) (int, error) {
 			return 0, fmt.Errorf("join cgroup: %w", err)
 		}
 	}
-	if s.Isolated {
+	if s.Root != nil {
+		if s.Mapped != nil || s.Mount != nil {
+			return 0, errdefs.Invalidf("a process with a root of its own has no other mounts")
+		}
+		p, err := s.place()
+		if err != nil {
+			return 0, err
+		}
+		defer p.close()
+		if err := p.show(); err != nil {
+			return 0, err
+		}
+	} else if s.Isolated {
 		if err := enterMounts(); err != nil {
 			return 0, err
 		}
