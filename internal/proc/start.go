@@ -1,6 +1,7 @@
 package proc
 
 import (
+	"cmp"
 	"context"
 	"errors"
 	"fmt"
@@ -24,7 +25,9 @@ type Spec struct {
 	Args  []string // Args[0] is the name that the process sees
 	Env   []string
 	Files []*os.File // become descriptors 3, 4, … in this order; the caller keeps its own copies
-	Out   *os.File   // stdout and stderr; nil is /dev/null. stdin is always /dev/null
+	In    *os.File   // stdin; nil is /dev/null
+	Out   *os.File   // stdout; nil is /dev/null
+	Err   *os.File   // stderr; nil is Out
 
 	User      *User    // nil keeps the caller's user and capabilities
 	CgroupDir *os.File // cgroup v2 folder in which the process starts; nil for the caller's
@@ -63,11 +66,8 @@ func (s Spec) start(deathSignal syscall.Signal, fork func(*syscall.ProcAttr) (in
 		return nil, fmt.Errorf("start %s: %w", s.Path, err)
 	}
 	defer null.Close()
-	out := null
-	if s.Out != nil {
-		out = s.Out
-	}
-	files := append([]*os.File{null, out, out}, s.Files...)
+	in, out := cmp.Or(s.In, null), cmp.Or(s.Out, null)
+	files := append([]*os.File{in, out, cmp.Or(s.Err, out)}, s.Files...)
 	fds := make([]uintptr, len(files))
 	for i, f := range files {
 		// Fd would make a polled descriptor blocking; reading the raw number does not.

@@ -323,10 +323,10 @@ func TestBuildRefuses(t *testing.T) {
 }
 
 func TestResolveAccel(t *testing.T) {
-	good := kvmFacts{flags: true, mode: 0o660, group: 104}
+	good := jail.KVM{Flags: true, Mode: 0o660, Group: 104}
 	tests := []struct {
 		name  string
-		facts kvmFacts
+		facts jail.KVM
 		want  vm.Accel
 		got   vm.Accel
 		why   string
@@ -336,15 +336,15 @@ func TestResolveAccel(t *testing.T) {
 		{"empty is auto", good, "", vm.AccelKVM, "can be opened", false},
 		{"tcg forced", good, vm.AccelTCG, vm.AccelTCG, "requested", false},
 		{"kvm forced", good, vm.AccelKVM, vm.AccelKVM, "requested", false},
-		{"no device", kvmFacts{openErr: errors.New("gone"), flags: true}, vm.AccelAuto, vm.AccelTCG, "gone", false},
-		{"no flag", kvmFacts{mode: 0o666}, vm.AccelAuto, vm.AccelTCG, "neither vmx nor svm", false},
-		{"root only", kvmFacts{flags: true, mode: 0o600}, vm.AccelAuto, vm.AccelTCG, "unprivileged", false},
-		{"forced without flag", kvmFacts{mode: 0o666}, vm.AccelKVM, "", "", true},
+		{"no device", jail.KVM{OpenErr: errors.New("gone"), Flags: true}, vm.AccelAuto, vm.AccelTCG, "gone", false},
+		{"no flag", jail.KVM{Mode: 0o666}, vm.AccelAuto, vm.AccelTCG, "neither vmx nor svm", false},
+		{"root only", jail.KVM{Flags: true, Mode: 0o600}, vm.AccelAuto, vm.AccelTCG, "unprivileged", false},
+		{"forced without flag", jail.KVM{Mode: 0o666}, vm.AccelKVM, "", "", true},
 		{"nonsense", good, "xen", "", "", true},
 	}
 	for _, tt := range tests {
 		t.Run(tt.name, func(t *testing.T) {
-			got, why, err := tt.facts.resolve(tt.want)
+			got, why, err := resolve(tt.facts, tt.want)
 			if got != tt.got || !strings.Contains(why, tt.why) || (err != nil) != tt.err {
 				t.Errorf("resolve = %q, %q, %v", got, why, err)
 			}

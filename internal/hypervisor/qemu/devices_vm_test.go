@@ -26,6 +26,7 @@ import (
 
 	"cocoonstack.io/cocoon/internal/errdefs"
 	"cocoonstack.io/cocoon/internal/hypervisor"
+	"cocoonstack.io/cocoon/internal/hypervisor/jail"
 	"cocoonstack.io/cocoon/internal/proc"
 	"cocoonstack.io/cocoon/internal/testkit/jailtest"
 	"cocoonstack.io/cocoon/internal/testkit/need"
@@ -300,7 +301,7 @@ func TestRefused(t *testing.T) {
 		{"no folder", func(p *hypervisor.Plan) { p.Dir = "/nonexistent" }, errdefs.FailedPrecondition},
 		{"no namespace", func(p *hypervisor.Plan) { p.NICs = []vm.NIC{{Tap: "t", NetNS: "/nonexistent"}} }, errdefs.FailedPrecondition},
 	}
-	if readKVMFacts().problem() != "" {
+	if jail.ReadKVM().Problem() != "" {
 		tests = append(tests, struct {
 			name  string
 			spoil func(*hypervisor.Plan)

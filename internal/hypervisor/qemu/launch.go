@@ -27,7 +27,7 @@ import (
 type launch struct {
 	d     *Driver
 	plan  hypervisor.Plan
-	kvm   kvmFacts
+	kvm   jail.KVM
 	accel vm.Accel
 	cmd   command
 	undo  undo.Stack
@@ -53,7 +53,7 @@ func (d *Driver) Launch(ctx context.Context, p hypervisor.Plan) (hypervisor.Inst
 	if os.Geteuid() != 0 {
 		return nil, errdefs.Preconditionf("launch VM %s: the qemu driver needs root to give each VM a user, namespaces and a cgroup of its own", p.Name)
 	}
-	l := &launch{d: d, plan: p, kvm: readKVMFacts()}
+	l := &launch{d: d, plan: p, kvm: jail.ReadKVM()}
 	err := l.run(ctx)
 	l.release()
 	if err != nil {
@@ -106,12 +106,12 @@ func (l *launch) compose(ctx context.Context) (err error) {
 	if f.east, err = l.plan.Clock.East(time.Now()); err != nil {
 		return err
 	}
-	if f.accel, _, err = l.kvm.resolve(l.plan.Accel); err != nil {
+	if f.accel, _, err = resolve(l.kvm, l.plan.Accel); err != nil {
 		return err
 	}
 	l.accel = f.accel
 	if f.accel == vm.AccelTCG {
-		l.kvm = kvmFacts{mode: 0o666} // no group is needed
+		l.kvm = jail.KVM{Mode: 0o666} // no group is needed
 		f.tscKHz = l.d.tscKHz()
 	}
 	if l.plan.Incoming == nil {
@@ -213,7 +213,7 @@ func (l *launch) start(ctx context.Context) (err error) {
 	}
 	l.proc, err = proc.Start(proc.Spec{
 		Path: l.cmd.args[0], Args: l.cmd.args, Env: l.cmd.env(), Files: l.files, Out: l.out,
-		User:      &proc.User{UID: l.uid, GID: l.uid, Groups: l.kvm.groups()},
+		User:      &proc.User{UID: l.uid, GID: l.uid, Groups: l.kvm.Groups()},
 		CgroupDir: l.cgroup.Dir, CgroupTasks: l.cgroup.Tasks, Isolated: true, SmallPages: l.cmd.smallPages,
 	})
 	if err != nil {

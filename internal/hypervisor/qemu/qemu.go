@@ -138,7 +138,7 @@ func (d *Driver) Probe(ctx context.Context) (hypervisor.Info, error) {
 	if err != nil {
 		return hypervisor.Info{}, err
 	}
-	accel, why, err := readKVMFacts().resolve(vm.AccelAuto)
+	accel, why, err := resolve(jail.ReadKVM(), vm.AccelAuto)
 	if err != nil {
 		return hypervisor.Info{}, err
 	}
