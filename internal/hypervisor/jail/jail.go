@@ -26,6 +26,7 @@ type Config struct {
 	LogLimit int64    // bytes kept of each log
 	Logs     []string // names of logs in runtime folders
 	Sockets  []string // names of what is removed from a runtime folder when its VM has ended
+	Private  string   // name of the folder in a runtime folder that belongs to the process, and is removed too; "": there is none
 	// Mark returns the UUID (of package jail) of the VM to which a process with these arguments belongs, "" if they name none. A process of
 	// a user that is not ours is never ours, whatever it says.
 	Mark func(args []string) string
@@ -118,14 +119,20 @@ func (j *Jail) Seek(ctx context.Context, ids []vm.ID) (map[vm.ID][]int, error) {
 	return found, nil
 }
 
-// Clear removes the sockets and the cgroups of a VM that has no process. known is where its cgroups are, nil if only the runtime
+// Clear removes the sockets, the private folder and the cgroups of a VM that has no process. known is where its cgroups are, nil if only the runtime
 // folder says so.
 func (j *Jail) Clear(id vm.ID, dir string, known *Place) error {
 	return errors.Join(j.RemoveSockets(dir), j.Cgroups.Remove(id, dir, known))
 }
 
-// RemoveSockets removes the sockets in the runtime folder dir, which need not exist.
-func (j *Jail) RemoveSockets(dir string) error { return removeNames(dir, j.cfg.Sockets) }
+// RemoveSockets removes the sockets and the private folder in the runtime folder dir, which need not exist.
+func (j *Jail) RemoveSockets(dir string) error {
+	err := removeNames(dir, j.cfg.Sockets)
+	if j.cfg.Private != "" {
+		err = errors.Join(err, RemovePrivate(dir, j.cfg.Private))
+	}
+	return err
+}
 
 // UUID is the UUID by which the guest knows its VM, and by which we find it in the process list: a version 8 UUID (RFC 9562)
 // made from the hash of its id.
