@@ -46,6 +46,7 @@ lvm-guest: ## the machine on which volumes on a thin pool are tested, into bin/l
 .PHONY: kvm-guest
 kvm-guest: ## the machine with KVM in which hack/in-kvm.sh runs a program, into bin/kvm (cached)
 	@hack/machine/build.sh kvm $(BIN)/kvm
+	@go build -ldflags '-s -w' -o $(BIN)/kvm/in-kvm ./internal/testkit/machine/inkvm
 
 .PHONY: hypervisors
 hypervisors: ## Firecracker and Cloud Hypervisor, from their sources by Rust, into bin/hypervisors (the first build takes some minutes, then it is cached)
@@ -191,7 +192,7 @@ test-variants: ## a few tests with another umask, locale, time zone, CPU and /tm
 	@hack/variants.sh
 
 .PHONY: test-vm
-test-vm: binaries guest demo-image lvm-guest nfs-server ## real QEMU guests, taps, DHCP, rules
+test-vm: binaries guest demo-image lvm-guest kvm-guest nfs-server ## real QEMU guests, taps, DHCP, rules
 	@hack/test.sh vm
 
 .PHONY: test-lvm

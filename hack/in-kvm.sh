@@ -7,4 +7,5 @@
 set -euo pipefail
 [ $# != 0 ] || { echo "usage: $0 PROGRAM [ARGUMENT...]" >&2; exit 2; }
 repo=$(cd "$(dirname "$0")/.." && pwd)
-GOWORK=off CGO_ENABLED=0 exec go -C "$repo" run -trimpath ./internal/testkit/machine/inkvm "$repo" "$PWD" "$@"
+[ -x "$repo/bin/kvm/in-kvm" ] || { echo "in-kvm: the machine with KVM is missing; run: make kvm-guest" >&2; exit 1; }
+exec "$repo/bin/kvm/in-kvm" "$repo" "$PWD" "$@"

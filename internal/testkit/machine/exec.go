@@ -62,7 +62,7 @@ func Exec(ctx context.Context, qemu string, p Program) (code int, err error) {
 	text, readErr := os.ReadFile(status)
 	code, parseErr := strconv.Atoi(strings.TrimSpace(string(text)))
 	if err := errors.Join(err, readErr, parseErr); err != nil {
-		said, _ := os.ReadFile(console) //nolint:errcheck // there may be none
+		said, _ := os.ReadFile(console) // there may be none
 		return 0, fmt.Errorf("the machine ended before the program: %w\n%s%s", err, complaint.Bytes(), said[max(0, len(said)-4096):])
 	}
 	return code, nil
