@@ -59,41 +59,75 @@ func newEmpty() (*os.File, error) {
 	if err != nil {
 		return nil, err
 	}
-	err = unix.Mount("", "/", "", unix.MS_PRIVATE|unix.MS_REC, "")
-	if err == nil {
-		err = unix.Mount("tmpfs", mountsDir, "tmpfs", unix.MS_NOSUID|unix.MS_NODEV|unix.MS_NOEXEC, "mode=0755,size=64k")
-	}
-	if err == nil {
-		err = os.Mkdir(mountsDir+newRoot, 0o755)
-	}
-	if err == nil {
-		err = leave(mountsDir)
-	}
-	if err != nil {
+	if err := empties(int(ns.Fd())); err != nil {
 		_ = ns.Close()
 		return nil, err
 	}
 	return ns, nil
 }
 
-// leave makes the mount at dir the root of this thread, and unmounts all else.
-func leave(dir string) error {
-	if err := unix.Chdir(dir); err != nil {
-		return err
-	}
-	err := unix.PivotRoot(".", ".") // the old root is then mounted over the new one
+// empties makes a tmpfs the root of the namespace ns, in which this thread is, and unmounts all else. Where the root is the initial file system of the
+// kernel, which nobody can unmount, the tmpfs is above it, and what the host unmounts is unmounted there, too.
+func empties(ns int) error {
+	err := unix.Setns(ns, unix.CLONE_NEWNS) // the namespace's own root, wherever that of this process is
 	if err == nil {
-		err = unix.Unmount(".", unix.MNT_DETACH)
-	}
-	if errors.Is(err, unix.EINVAL) { // the root is the initial file system of the kernel, which stays, below
-		if err = unix.Mount(dir, "/", "", unix.MS_MOVE, ""); err == nil {
-			err = unix.Chroot(".")
-		}
+		err = unix.Mount("", "/", "", unix.MS_SLAVE|unix.MS_REC, "")
 	}
 	if err != nil {
 		return err
 	}
-	return unix.Chdir("/")
+	dir, err := newTmpfs()
+	if err != nil {
+		return err
+	}
+	defer func() { _ = unix.Close(dir) }()
+	err = unix.Mkdirat(dir, newRoot[1:], 0o755)
+	if err == nil {
+		err = unix.MoveMount(dir, "", unix.AT_FDCWD, "/", unix.MOVE_MOUNT_F_EMPTY_PATH)
+	}
+	if err == nil {
+		err = unix.Fchdir(dir)
+	}
+	if err == nil {
+		err = pivot()
+	}
+	if err != nil && !errors.Is(err, unix.EINVAL) {
+		return err
+	}
+	if err := unix.Setns(ns, unix.CLONE_NEWNS); err != nil { // the uppermost mount there
+		return err
+	}
+	return unix.Mount("", "/", "", unix.MS_PRIVATE|unix.MS_REC, "")
+}
+
+// newTmpfs returns a tmpfs that is mounted nowhere yet.
+func newTmpfs() (int, error) {
+	fs, err := unix.Fsopen("tmpfs", unix.FSOPEN_CLOEXEC)
+	if err != nil {
+		return -1, err
+	}
+	defer func() { _ = unix.Close(fs) }()
+	for key, value := range map[string]string{"mode": "0755", "size": "64k"} {
+		if err := unix.FsconfigSetString(fs, key, value); err != nil {
+			return -1, err
+		}
+	}
+	if err := unix.FsconfigCreate(fs); err != nil {
+		return -1, err
+	}
+	return unix.Fsmount(fs, unix.FSMOUNT_CLOEXEC, unix.MOUNT_ATTR_NOSUID|unix.MOUNT_ATTR_NODEV|unix.MOUNT_ATTR_NOEXEC)
+}
+
+// pivot makes the mount of the working folder the root of this thread, and unmounts the root before.
+func pivot() error {
+	err := unix.PivotRoot(".", ".") // the old root is then mounted over the new one
+	if err == nil {
+		err = unix.Unmount(".", unix.MNT_DETACH)
+	}
+	if err == nil {
+		err = unix.Chdir("/")
+	}
+	return err
 }
 
 // placed is what a Root consists of. Its mounts exist, but are mounted nowhere yet.
@@ -314,7 +348,10 @@ func (p *placed) show() error {
 	if err := p.proc(); err != nil {
 		return fmt.Errorf("make a root: %w", err)
 	}
-	if err = leave(newRoot); err == nil {
+	if err = unix.Chdir(newRoot); err == nil {
+		err = pivot()
+	}
+	if err == nil {
 		err = unix.MountSetattr(unix.AT_FDCWD, "/", 0, &unix.MountAttr{Attr_set: unix.MOUNT_ATTR_RDONLY})
 	}
 	if err != nil {
