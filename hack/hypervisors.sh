@@ -19,7 +19,7 @@ sources=(
     "firecracker,jailer firecracker-microvm/firecracker v1.16.1 2038188f145fb81b8d098147a10e9d9f392fd22f"
     "cloud-hypervisor cloud-hypervisor/cloud-hypervisor v53.0 9ed824d6d08df3e96f7d5f50795d9449ac99f431"
 )
-left_out=/src/vmm/src/test_utils/mock_resources/ # large files of Firecracker's own tests
+left_out="/src/vmm/src/test_utils/mock_resources/*.bin" # programs of Firecracker's own tests
 
 command -v cargo >/dev/null || die "cargo is missing: install Rust with rustup, see https://rustup.rs"
 target=$(uname -m)-unknown-linux-musl # Firecracker has system call filters for this target only
@@ -78,7 +78,7 @@ for source in "${sources[@]}"; do
         die "$repository $tag cannot be built"
     cd "$work"
     for name in "${names[@]}"; do
-        "$work/target/$target/release/$name" --version | head -n1 >&2
+        "$work/target/$target/release/$name" --version | sed -n 1p >&2
         mv "$work/target/$target/release/$name" "$work/programs/"
     done
     rm -rf "$work/source" "$work/target"

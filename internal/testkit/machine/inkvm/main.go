@@ -27,7 +27,7 @@ func run() (int, error) {
 	if len(os.Args) < 4 {
 		return 2, fmt.Errorf("usage: %s CHECKOUT FOLDER PROGRAM [ARGUMENT...]", os.Args[0])
 	}
-	cpus, err := strconv.Atoi(cmp.Or(os.Getenv("COCOON_KVM_CPUS"), "2"))
+	cpus, err := strconv.Atoi(cmp.Or(os.Getenv("COCOON_KVM_CPUS"), "1"))
 	if err != nil {
 		return 2, fmt.Errorf("COCOON_KVM_CPUS: %w", err)
 	}
