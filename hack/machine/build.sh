@@ -3,7 +3,7 @@
 # OUTDIR/{vmlinux,initramfs}; internal/testkit/machine boots it.
 #
 #   lvm   device-mapper with thin pools, loop devices, lvm2
-#   kvm   vhost and taps, and the file system by which a guest sees its host's files
+#   kvm   vhost and taps, the file system by which a guest sees its host's files, and ext4, which can map users
 #
 # Both have busybox and the KVM of the CPUs that QEMU emulates. Their /init loads the modules and runs /start, which the test puts into
 # another part of the initramfs, and switches the machine off.
@@ -33,7 +33,7 @@ case $kind in
         ;;
     kvm)
         packages+=("$(kernel_package host)") # kernels for guests lack 9p
-        modules+=(virtio_console 9pnet_virtio 9p overlay vhost_net vhost_vsock tun bridge veth loop)
+        modules+=(virtio_console 9pnet_virtio 9p overlay vhost_net vhost_vsock tun bridge veth loop ext4)
         ;;
     *) usage ;;
 esac

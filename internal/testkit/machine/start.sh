@@ -22,6 +22,10 @@ mount -t tmpfs tmpfs /whole/dev/shm
 mount -t devpts -o ptmxmode=666 devpts /whole/dev/pts
 mount -t tmpfs -o mode=755,size=90% tmpfs /whole/run
 mkdir -m 1777 /whole/run/tmp
+truncate -s 8G /whole/run/ext4 # of which only what is written takes memory
+chroot /whole /sbin/mkfs.ext4 -q -E nodiscard,lazy_itable_init=1,lazy_journal_init=1 -O ^has_journal -m 0 /run/ext4 && mount -o loop /whole/run/ext4 /whole/run/tmp ||
+	fail "there is no file system for temporary files"
+chmod 1777 /whole/run/tmp
 mount -t cgroup2 none /whole/sys/fs/cgroup
 ip link set lo up
 chmod 666 /dev/kvm /dev/vhost-vsock /dev/vhost-net /dev/net/tun || fail "the kernel has no KVM, vhost or taps"
