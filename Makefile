@@ -41,7 +41,17 @@ guest: ## guest kernel and initramfs into bin/guest (cached by content)
 
 .PHONY: lvm-guest
 lvm-guest: ## the machine on which volumes on a thin pool are tested, into bin/lvm (cached)
-	@hack/lvm/build.sh $(BIN)/lvm
+	@hack/machine/build.sh lvm $(BIN)/lvm
+
+.PHONY: kvm-guest
+kvm-guest: ## the machine with KVM in which hack/in-kvm.sh runs a program, into bin/kvm (cached)
+	@hack/machine/build.sh kvm $(BIN)/kvm
+	@go build -ldflags '-s -w' -o $(BIN)/kvm/in-kvm ./internal/testkit/machine/inkvm
+
+.PHONY: hypervisors
+hypervisors: ## Firecracker and Cloud Hypervisor, from their sources by Rust, into bin/hypervisors (the first build takes some minutes, then it is cached)
+	@hack/setup.sh hypervisors
+	@hack/hypervisors.sh $(BIN)/hypervisors
 
 .PHONY: nfs-server
 nfs-server: ## the NFS server of the tests, into bin/nfs (cached)
@@ -135,7 +145,7 @@ lint: ## a dozen linters chosen for bugs, and the formatter
 	@$(TOOL) golangci-lint fmt --diff
 	@$(TOOL) golangci-lint run ./...
 	@go -C hack/promlint test -count=1 . # what it reads is outside its module, which the cache of tests does not see
-	@shellcheck .ci/run guest/*.sh guest/cloudimg/*.sh guest/pack/rootfs/{init,etc/boot,etc/udhcpc,etc/acpi/*/*} cmd/cocoon-up/*.sh hack/*.sh hack/host/*.sh os/*.sh os/initramfs/init hack/lvm/*.sh hack/nfs/*.sh internal/app/cocoond/testdata/*.sh hack/conformance/*.sh tools/containerd/*.sh deploy/deb/{,kube-proxy/}{postinst,prerm,postrm} deploy/systemd/kube-proxy-claim deploy/testdata/*.sh
+	@shellcheck .ci/run guest/*.sh guest/cloudimg/*.sh guest/pack/rootfs/{init,etc/boot,etc/udhcpc,etc/acpi/*/*} cmd/cocoon-up/*.sh hack/*.sh hack/host/*.sh os/*.sh os/initramfs/init hack/machine/*.sh hack/nfs/*.sh internal/app/cocoond/testdata/*.sh hack/conformance/*.sh tools/containerd/*.sh deploy/deb/{,kube-proxy/}{postinst,prerm,postrm} deploy/systemd/kube-proxy-claim deploy/testdata/*.sh internal/testkit/machine/*.sh
 
 .PHONY: test-arch
 test-arch: ## the house rules: layers and package comments
@@ -182,7 +192,7 @@ test-variants: ## a few tests with another umask, locale, time zone, CPU and /tm
 	@hack/variants.sh
 
 .PHONY: test-vm
-test-vm: binaries guest demo-image lvm-guest nfs-server ## real QEMU guests, taps, DHCP, rules
+test-vm: binaries guest demo-image lvm-guest kvm-guest nfs-server ## real QEMU guests, taps, DHCP, rules
 	@hack/test.sh vm
 
 .PHONY: test-lvm

@@ -1,5 +1,5 @@
 #!/usr/bin/env bash
-# hack/setup.sh demo|test: installs the Debian packages that `make demo` or `make test` need, if any are missing. It says so before.
+# hack/setup.sh demo|test|hypervisors: installs the Debian packages that `make` with this word needs, if any are missing. It says so before.
 # SETUP=no forbids it: then it prints the command and fails. On other systems it names the programs that are missing.
 set -euo pipefail
 
@@ -19,10 +19,13 @@ test=(
   libseccomp-dev: "pkgconf|pkg-config:pkg-config" # building runc
   sudo:sudo # some tests are run by an ordinary user
 )
+# Rust itself comes from rustup: Debian's is too old.
+hypervisors=(git:git musl-tools:musl-gcc libclang-dev: libseccomp-dev: "pkgconf|pkg-config:pkg-config")
 case ${1-} in
   demo) wanted=("${demo[@]}") ;;
   test) wanted=("${test[@]}") ;;
-  *) echo "usage: $0 demo|test" >&2; exit 2 ;;
+  hypervisors) wanted=("${hypervisors[@]}") ;;
+  *) echo "usage: $0 demo|test|hypervisors" >&2; exit 2 ;;
 esac
 die() { echo "setup: $*" >&2; exit 1; }
 

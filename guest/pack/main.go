@@ -20,7 +20,7 @@ var (
 	wanted = []string{
 		"virtio_pci", "virtio_blk", "virtio_console", "virtio_net", "overlay", "virtio_rng", "virtio_balloon",
 	}
-	optional = []string{"erofs", "squashfs", "button", "evdev", "virtio_scsi", "sd_mod", "loop", "virtiofs"}
+	optional = []string{"erofs", "squashfs", "button", "evdev", "virtio_scsi", "sd_mod", "loop", "virtiofs", "vmw_vsock_virtio_transport"}
 	rare     = []string{"nfsv4", "xfs", "virtio_mem", "bridge", "veth"}
 )
 

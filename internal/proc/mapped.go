@@ -67,11 +67,15 @@ func (m Mount) show() error {
 
 // UserNamespace returns a user namespace with these ids. The caller closes it.
 func UserNamespace(ids IDs) (ns *os.File, err error) {
+	return userNamespace(ids.mappings(), ids.mappings())
+}
+
+func userNamespace(uids, gids []syscall.SysProcIDMap) (ns *os.File, err error) {
 	err = OnThread(func() (err error) {
 		// Only a process can have a new user namespace. This one stops before its first instruction, because it is traced. The
 		// kernel kills it when this thread ends.
 		pid, err := syscall.ForkExec("/proc/self/exe", []string{"userns"}, &syscall.ProcAttr{Dir: "/", Sys: &syscall.SysProcAttr{
-			Cloneflags: syscall.CLONE_NEWUSER, UidMappings: ids.mappings(), GidMappings: ids.mappings(), Ptrace: true, Pdeathsig: syscall.SIGKILL,
+			Cloneflags: syscall.CLONE_NEWUSER, UidMappings: uids, GidMappings: gids, Ptrace: true, Pdeathsig: syscall.SIGKILL,
 		}})
 		if err != nil {
 			return err

@@ -101,6 +101,23 @@ func newProcess(pid int, start uint64, pidfd int) *Process {
 	return &Process{pid: pid, start: start, fd: os.NewFile(uintptr(pidfd), "pidfd")}
 }
 
+// Descriptor returns a copy of the descriptor n of the process. What it refers to is up to the process. Permission is that of ptrace(2).
+// Errors: NotFound if the process has ended or has no such descriptor.
+func (p *Process) Descriptor(n int) (*os.File, error) {
+	got, gerr := -1, error(nil)
+	err := p.control(func(fd int) { got, gerr = unix.PidfdGetfd(fd, n, 0) })
+	if err == nil {
+		err = gerr
+	}
+	if errors.Is(err, unix.ESRCH) || errors.Is(err, unix.EBADF) {
+		return nil, errdefs.NotFoundf("process %d has ended, or has no descriptor %d", p.pid, n)
+	}
+	if err != nil {
+		return nil, fmt.Errorf("copy descriptor %d of process %d: %w", n, p.pid, err)
+	}
+	return os.NewFile(uintptr(got), "descriptor"), nil
+}
+
 // Signal sends sig. It returns NotFound when the process has ended.
 func (p *Process) Signal(sig syscall.Signal) error {
 	var serr error

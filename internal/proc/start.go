@@ -1,6 +1,7 @@
 package proc
 
 import (
+	"cmp"
 	"context"
 	"errors"
 	"fmt"
@@ -24,7 +25,9 @@ type Spec struct {
 	Args  []string // Args[0] is the name that the process sees
 	Env   []string
 	Files []*os.File // become descriptors 3, 4, … in this order; the caller keeps its own copies
-	Out   *os.File   // stdout and stderr; nil is /dev/null. stdin is always /dev/null
+	In    *os.File   // stdin; nil is /dev/null
+	Out   *os.File   // stdout; nil is /dev/null
+	Err   *os.File   // stderr; nil is Out
 
 	User      *User    // nil keeps the caller's user and capabilities
 	CgroupDir *os.File // cgroup v2 folder in which the process starts; nil for the caller's
@@ -39,6 +42,7 @@ type Spec struct {
 	// host. It also gets no_new_privs. User must be nil and Isolated set.
 	Mapped *IDs
 	Mount  *Mount // nil: none; Isolated must be set
+	Root   *Root  // nil: the file system of the host; not with Mapped or Mount
 
 	SmallPages bool // no transparent huge pages, even if the process asks for them; ignored if Linux has none
 }
@@ -62,11 +66,8 @@ func (s Spec) start(deathSignal syscall.Signal, fork func(*syscall.ProcAttr) (in
 		return nil, fmt.Errorf("start %s: %w", s.Path, err)
 	}
 	defer null.Close()
-	out := null
-	if s.Out != nil {
-		out = s.Out
-	}
-	files := append([]*os.File{null, out, out}, s.Files...)
+	in, out := cmp.Or(s.In, null), cmp.Or(s.Out, null)
+	files := append([]*os.File{in, out, cmp.Or(s.Err, out)}, s.Files...)
 	fds := make([]uintptr, len(files))
 	for i, f := range files {
 		// Fd would make a polled descriptor blocking; reading the raw number does not.
@@ -147,7 +148,7 @@ func (s Spec) sys(pidfd *int) *syscall.SysProcAttr {
 }
 
 func (s Spec) fork(attr *syscall.ProcAttr) (int, error) {
-	if s.User == nil && !s.Isolated && len(s.CgroupTasks) == 0 {
+	if s.User == nil && !s.Isolated && s.Root == nil && len(s.CgroupTasks) == 0 {
 		return syscall.ForkExec(s.Path, s.Args, attr)
 	}
 	var pid int
@@ -165,7 +166,19 @@ func (s Spec) forkHere(attr *syscall.ProcAttr) (int, error) {
 			return 0, fmt.Errorf("join cgroup: %w", err)
 		}
 	}
-	if s.Isolated {
+	if s.Root != nil {
+		if s.Mapped != nil || s.Mount != nil {
+			return 0, errdefs.Invalidf("a process with a root of its own has no other mounts")
+		}
+		p, err := s.place()
+		if err != nil {
+			return 0, err
+		}
+		defer p.close()
+		if err := p.show(); err != nil {
+			return 0, err
+		}
+	} else if s.Isolated {
 		if err := enterMounts(); err != nil {
 			return 0, err
 		}

@@ -10,6 +10,7 @@ import (
 	"io"
 
 	"cocoonstack.io/cocoon/internal/errdefs"
+	"cocoonstack.io/cocoon/internal/vm"
 )
 
 // Magic is the first four bytes of every qcow2 image.
@@ -244,6 +245,34 @@ func ReadLayer(r io.ReaderAt, size int64) (Header, error) {
 		return Header{}, err
 	}
 	return ParseLayer(head)
+}
+
+// ReadBacking returns the path and the format of the backing file that the header of an open image of size bytes names: "" if it names none. A hypervisor that is
+// not told which backing file to use takes this one.
+func ReadBacking(r io.ReaderAt, size int64) (path string, format vm.DiskFormat, err error) {
+	head := make([]byte, min(max(size, 0), HeadSize))
+	if err := readAt(r, head, 0); err != nil {
+		return "", "", err
+	}
+	q, err := ParseLayer(head)
+	if err != nil || q.backingOffset == 0 {
+		return "", "", err
+	}
+	end := q.backingOffset + uint64(q.backingSize)
+	if q.backingSize > maxBackingName || end < q.backingOffset || end > uint64(len(head)) {
+		return "", "", errdefs.Invalidf("the qcow2 disk names a backing file at an impossible place: refused")
+	}
+	for off := int64(q.headerLength); off+8 <= int64(len(head)); {
+		typ, length := binary.BigEndian.Uint32(head[off:]), int64(binary.BigEndian.Uint32(head[off+4:]))
+		if typ == extEnd || off+8+length > int64(len(head)) {
+			break
+		}
+		if typ == extBackingFormat {
+			format = vm.DiskFormat(head[off+8 : off+8+length])
+		}
+		off += 8 + (length+7)&^7
+	}
+	return string(head[q.backingOffset:end]), format, nil
 }
 
 // Check reads every table of the image and checks that all they point at lies within its size bytes.

@@ -327,6 +327,9 @@ type Boot struct {
 // Direct reports whether the guest boots a kernel of ours, without a firmware that could boot something else.
 func (b Boot) Direct() bool { return b.Kernel != "" && b.Firmware == "" }
 
+// AgentPort is the port of the virtio socket on which the agent in a guest listens if its machine has no virtio-serial port.
+const AgentPort = 5252
+
 // ImageType separates OCI guests (our kernel and agent, the image's files) from disk guests (the image boots itself).
 type ImageType string
 

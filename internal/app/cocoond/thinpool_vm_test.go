@@ -15,7 +15,7 @@ import (
 	"time"
 
 	"cocoonstack.io/cocoon/internal/testkit/need"
-	"cocoonstack.io/cocoon/internal/testkit/thinguest"
+	"cocoonstack.io/cocoon/internal/testkit/machine"
 )
 
 //go:embed testdata/thinpool.sh
@@ -66,7 +66,7 @@ func TestVMOnThinPool(t *testing.T) {
 			}
 		}
 	}
-	said := thinguest.Run(t, thinguest.Machine{Start: "#!/bin/sh\n/opt/thinpool.sh 2>&1 | cat\n", Files: files, CPUs: 2, Memory: 2560, Limit: 20 * time.Minute})
+	said := machine.Run(t, machine.Machine{Start: "#!/bin/sh\n/opt/thinpool.sh 2>&1 | cat\n", Files: files, CPUs: 2, Memory: 2560, Limit: 20 * time.Minute})
 	if !strings.Contains(said, "the VM passed\n") {
 		t.Errorf("the machine:\n%s", said)
 	}

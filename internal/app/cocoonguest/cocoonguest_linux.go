@@ -11,6 +11,7 @@ import (
 	"sync"
 	"time"
 
+	"cocoonstack.io/cocoon/internal/errdefs"
 	"cocoonstack.io/cocoon/internal/guest/link"
 	"cocoonstack.io/cocoon/internal/guestagent"
 	"cocoonstack.io/cocoon/internal/guestagent/boot"
@@ -18,6 +19,7 @@ import (
 	"cocoonstack.io/cocoon/internal/guestagent/machine"
 	"cocoonstack.io/cocoon/internal/guestagent/rooms"
 	"cocoonstack.io/cocoon/internal/guestagent/volumes"
+	"cocoonstack.io/cocoon/internal/vm"
 )
 
 // version identifies the sources of this agent; guest/build.sh sets it.
@@ -57,6 +59,9 @@ func serve(ctx context.Context, booted boot.Result, init bool) error {
 	ctx, cancel := context.WithCancel(ctx)
 	defer cancel()
 	dev, err := link.OpenVirtio(link.PortName)
+	if errdefs.IsNotFound(err) { // a machine has one of the two
+		dev, err = link.OpenVSOCK(vm.AgentPort)
+	}
 	if err != nil {
 		return err
 	}

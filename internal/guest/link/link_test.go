@@ -7,13 +7,57 @@ import (
 	"fmt"
 	"io"
 	"net"
+	"os"
+	"path/filepath"
 	"testing"
 	"time"
+
+	"golang.org/x/sys/unix"
 
 	"cocoonstack.io/cocoon/internal/errdefs"
 	"cocoonstack.io/cocoon/internal/guest/link"
 	"cocoonstack.io/cocoon/internal/guest/link/linktest"
 )
+
+// pipe is one transport: the guest's end, and how hosts reach it.
+type pipe interface {
+	link.Device
+	Dial(ctx context.Context) (net.Conn, error)
+}
+
+// socketPipe is a socket on which the guest listens, as on its virtio socket.
+type socketPipe struct {
+	link.Device
+	path string
+}
+
+func (s socketPipe) Dial(ctx context.Context) (net.Conn, error) {
+	return (&net.Dialer{}).DialContext(ctx, "unix", s.path)
+}
+
+func newSocket(t *testing.T) pipe {
+	t.Helper()
+	path := filepath.Join(t.TempDir(), "s")
+	fd, err := unix.Socket(unix.AF_UNIX, unix.SOCK_STREAM|unix.SOCK_CLOEXEC|unix.SOCK_NONBLOCK, 0)
+	if err == nil {
+		err = errors.Join(unix.Bind(fd, &unix.SockaddrUnix{Name: path}), unix.Listen(fd, 8))
+	}
+	if err != nil {
+		t.Fatal(err)
+	}
+	dev, err := link.NewSocket(os.NewFile(uintptr(fd), path))
+	if err != nil {
+		t.Fatal(err)
+	}
+	t.Cleanup(func() { dev.Close() })
+	return socketPipe{dev, path}
+}
+
+// each runs a test on every transport.
+func each(t *testing.T, test func(t *testing.T, s pipe)) {
+	t.Run("serial", func(t *testing.T) { test(t, linktest.New()) })
+	t.Run("socket", func(t *testing.T) { test(t, newSocket(t)) })
+}
 
 // echo serves sessions that send back what they receive, until the port closes.
 func echo(t *testing.T, dev link.Device) {
@@ -53,7 +97,7 @@ func talk(t *testing.T, c net.Conn, text string) {
 	}
 }
 
-func open(t *testing.T, s *linktest.Sim) net.Conn {
+func open(t *testing.T, s pipe) net.Conn {
 	t.Helper()
 	ctx, cancel := context.WithTimeout(t.Context(), time.Minute)
 	defer cancel()
@@ -68,8 +112,9 @@ func open(t *testing.T, s *linktest.Sim) net.Conn {
 	return c
 }
 
-func TestTwoHundredAbruptReconnects(t *testing.T) {
-	s := linktest.New()
+func TestTwoHundredAbruptReconnects(t *testing.T) { each(t, testTwoHundredAbruptReconnects) }
+
+func testTwoHundredAbruptReconnects(t *testing.T, s pipe) {
 	echo(t, s)
 	for i := range 200 {
 		c := open(t, s)
@@ -81,8 +126,9 @@ func TestTwoHundredAbruptReconnects(t *testing.T) {
 	}
 }
 
-func TestHostWaitsForAGuestThatBoots(t *testing.T) {
-	s := linktest.New()
+func TestHostWaitsForAGuestThatBoots(t *testing.T) { each(t, testHostWaitsForAGuestThatBoots) }
+
+func testHostWaitsForAGuestThatBoots(t *testing.T, s pipe) {
 	raw, err := s.Dial(t.Context())
 	if err != nil {
 		t.Fatal(err)
@@ -107,8 +153,9 @@ func TestHostWaitsForAGuestThatBoots(t *testing.T) {
 	}
 }
 
-func TestOpenEndsWithItsContext(t *testing.T) {
-	s := linktest.New()
+func TestOpenEndsWithItsContext(t *testing.T) { each(t, testOpenEndsWithItsContext) }
+
+func testOpenEndsWithItsContext(t *testing.T, s pipe) {
 	defer s.Close()
 	raw, err := s.Dial(t.Context())
 	if err != nil {
@@ -122,8 +169,9 @@ func TestOpenEndsWithItsContext(t *testing.T) {
 	}
 }
 
-func TestOpenOnADeadPipeIsUnavailable(t *testing.T) {
-	s := linktest.New()
+func TestOpenOnADeadPipeIsUnavailable(t *testing.T) { each(t, testOpenOnADeadPipeIsUnavailable) }
+
+func testOpenOnADeadPipeIsUnavailable(t *testing.T, s pipe) {
 	raw, err := s.Dial(t.Context())
 	if err != nil {
 		t.Fatal(err)
@@ -135,8 +183,10 @@ func TestOpenOnADeadPipeIsUnavailable(t *testing.T) {
 	}
 }
 
-func TestClosingThePortEndsAccept(t *testing.T) {
-	port := link.NewPort(linktest.New())
+func TestClosingThePortEndsAccept(t *testing.T) { each(t, testClosingThePortEndsAccept) }
+
+func testClosingThePortEndsAccept(t *testing.T, s pipe) {
+	port := link.NewPort(s)
 	done := make(chan error, 1)
 	go func() {
 		_, err := port.Accept()
@@ -148,8 +198,9 @@ func TestClosingThePortEndsAccept(t *testing.T) {
 	}
 }
 
-func TestLargeTransferBothWays(t *testing.T) {
-	s := linktest.New()
+func TestLargeTransferBothWays(t *testing.T) { each(t, testLargeTransferBothWays) }
+
+func testLargeTransferBothWays(t *testing.T, s pipe) {
 	echo(t, s)
 	c := open(t, s)
 	defer c.Close()
@@ -162,8 +213,9 @@ func TestLargeTransferBothWays(t *testing.T) {
 	}
 }
 
-func TestPlainMessagesComeFirst(t *testing.T) {
-	s := linktest.New()
+func TestPlainMessagesComeFirst(t *testing.T) { each(t, testPlainMessagesComeFirst) }
+
+func testPlainMessagesComeFirst(t *testing.T, s pipe) {
 	echo(t, s)
 	ask := func(c net.Conn, text string) {
 		t.Helper()
@@ -191,7 +243,10 @@ func TestPlainMessagesComeFirst(t *testing.T) {
 
 // TestNextHostDoesNotWaitForTheEndOfTheLast ends sessions only after the next one was opened and used.
 func TestNextHostDoesNotWaitForTheEndOfTheLast(t *testing.T) {
-	s := linktest.New()
+	each(t, testNextHostDoesNotWaitForTheEndOfTheLast)
+}
+
+func testNextHostDoesNotWaitForTheEndOfTheLast(t *testing.T, s pipe) {
 	defer s.Close()
 	port := link.NewPort(s)
 	port.HandlePlain(func(m []byte) []byte { return m })

@@ -78,6 +78,11 @@ func Root() (Result, error) {
 			return Result{}, err
 		}
 	}
+	if hasDevice(virtioDevices, deviceSocket) { // the agent may listen there
+		if err := mods.load("vmw_vsock_virtio_transport"); err != nil {
+			return Result{}, err
+		}
+	}
 	later := late
 	if hasDevice(virtioDevices, deviceMemory) {
 		onlineMemory("/sys")
@@ -139,11 +144,12 @@ func wantedNFS(cmdline string) []string {
 
 const virtioDevices = "/sys/bus/virtio/devices"
 
-// Numbers of virtio's devices for a folder that the host shares and for memory that grows, as the kernel prints them. Their modules take
+// Numbers of virtio's devices for a folder that the host shares, for memory that grows and for a socket, as the kernel prints them. Their modules take
 // memory, so guests without such a device do not load them.
 const (
 	deviceFS     = "0x001a"
 	deviceMemory = "0x0018"
+	deviceSocket = "0x0013"
 )
 
 // hasDevice reports whether the machine has a device of that kind.

@@ -14,6 +14,7 @@ import (
 	"time"
 
 	"cocoonstack.io/cocoon/internal/hypervisor"
+	"cocoonstack.io/cocoon/internal/hypervisor/jail"
 	"cocoonstack.io/cocoon/internal/vm"
 )
 
@@ -55,7 +56,7 @@ func bareTime(b *testing.B, p hypervisor.Plan) time.Duration {
 	if err != nil {
 		b.Fatal(err)
 	}
-	c, err := build(p, facts{binary: bin, machine: "q35", uuid: uuidOf(p.ID), accel: vm.AccelTCG, tbSize: DefaultTBSize, spare: DefaultSparePorts, qboot: d.firmware("qboot.rom")})
+	c, err := build(p, facts{binary: bin, machine: "q35", uuid: jail.UUID(p.ID), accel: vm.AccelTCG, tbSize: DefaultTBSize, spare: DefaultSparePorts, qboot: d.firmware("qboot.rom")})
 	if err != nil {
 		b.Fatal(err)
 	}
@@ -152,7 +153,7 @@ func bareGoOn(b *testing.B, p hypervisor.Plan, ram string) time.Duration {
 	if err != nil {
 		b.Fatal(err)
 	}
-	c, err := build(p, facts{binary: bin, machine: "q35", uuid: uuidOf(p.ID), accel: vm.AccelTCG, tbSize: DefaultTBSize, spare: DefaultSparePorts, qboot: d.firmware("qboot.rom")})
+	c, err := build(p, facts{binary: bin, machine: "q35", uuid: jail.UUID(p.ID), accel: vm.AccelTCG, tbSize: DefaultTBSize, spare: DefaultSparePorts, qboot: d.firmware("qboot.rom")})
 	if err != nil {
 		b.Fatal(err)
 	}

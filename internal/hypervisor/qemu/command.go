@@ -10,12 +10,6 @@ import (
 	"cocoonstack.io/cocoon/internal/vm"
 )
 
-// kernelArgs come first on every kernel command line. Measurements chose them for the quickest reliable boot: no crypto
-// self-tests, no SMP-to-UP patching. A panic ends the VM instead of hanging it, and so does an oops: such
-// a kernel may continue half broken, and then nothing would start the VM again. No device of ours uses bounce buffers, for which the
-// kernel would set 64 MiB aside in a guest that has memory above 4 GiB or can get some.
-const kernelArgs = "console=ttyS0 quiet panic=-1 oops=panic no_timer_check noreplace-smp swiotlb=noforce cryptomgr.notests"
-
 // Layout of the root bus. Slots are stable, so that a snapshot finds its devices at the same addresses.
 const (
 	slotBasic   = 0x01                        // rng, balloon, serial, screen
@@ -356,7 +350,7 @@ func (c *command) boot(p hypervisor.Plan, f facts) error {
 	if p.Incoming != nil && !p.Incoming.Booting {
 		return nil // the kernel is already in memory, and a reset ends the guest
 	}
-	args := kernelArgs + tscArgs(f)
+	args := hypervisor.KernelArgs + tscArgs(f)
 	if p.Boot.Cmdline != "" {
 		args += " " + p.Boot.Cmdline
 	}

@@ -13,6 +13,7 @@ import (
 
 	"cocoonstack.io/cocoon/internal/errdefs"
 	"cocoonstack.io/cocoon/internal/hypervisor"
+	"cocoonstack.io/cocoon/internal/hypervisor/jail"
 	"cocoonstack.io/cocoon/internal/vm"
 )
 
@@ -45,7 +46,7 @@ func diskPlan() hypervisor.Plan {
 
 func testFacts(accel vm.Accel) facts {
 	return facts{
-		binary: "/usr/bin/qemu-system-x86_64", machine: "pc-q35-7.2", uuid: uuidOf("abcdefghijklmnopqrstuvwxyz"), accel: accel, tbSize: 128, tscKHz: 2595124, spare: 4,
+		binary: "/usr/bin/qemu-system-x86_64", machine: "pc-q35-7.2", uuid: jail.UUID("abcdefghijklmnopqrstuvwxyz"), accel: accel, tbSize: 128, tscKHz: 2595124, spare: 4,
 		qboot: "/usr/share/qemu/qboot.rom", ovmfCode: "/fw/OVMF_CODE_4M.fd", ovmfVars: "/run/vm/x/efivars.fd",
 	}
 }
@@ -211,9 +212,9 @@ func golden(t *testing.T, name, got string) {
 // A screen needs memory of its own, which the limit of the process leaves room for.
 func TestOverhead(t *testing.T) {
 	p := diskPlan()
-	without := overhead(p, 128)
+	without := bounds(p, 128).Overhead
 	p.Graphics = true
-	if with := overhead(p, 128); without != qemuOverhead+128<<20 || with != without+graphicsOverhead {
+	if with := bounds(p, 128).Overhead; without != qemuOverhead+128<<20 || with != without+graphicsOverhead {
 		t.Errorf("%d bytes, with a screen %d", without, with)
 	}
 }
@@ -322,10 +323,10 @@ func TestBuildRefuses(t *testing.T) {
 }
 
 func TestResolveAccel(t *testing.T) {
-	good := kvmFacts{flags: true, mode: 0o660, group: 104}
+	good := jail.KVM{Flags: true, Mode: 0o660, Group: 104}
 	tests := []struct {
 		name  string
-		facts kvmFacts
+		facts jail.KVM
 		want  vm.Accel
 		got   vm.Accel
 		why   string
@@ -335,15 +336,15 @@ func TestResolveAccel(t *testing.T) {
 		{"empty is auto", good, "", vm.AccelKVM, "can be opened", false},
 		{"tcg forced", good, vm.AccelTCG, vm.AccelTCG, "requested", false},
 		{"kvm forced", good, vm.AccelKVM, vm.AccelKVM, "requested", false},
-		{"no device", kvmFacts{openErr: errors.New("gone"), flags: true}, vm.AccelAuto, vm.AccelTCG, "gone", false},
-		{"no flag", kvmFacts{mode: 0o666}, vm.AccelAuto, vm.AccelTCG, "neither vmx nor svm", false},
-		{"root only", kvmFacts{flags: true, mode: 0o600}, vm.AccelAuto, vm.AccelTCG, "unprivileged", false},
-		{"forced without flag", kvmFacts{mode: 0o666}, vm.AccelKVM, "", "", true},
+		{"no device", jail.KVM{OpenErr: errors.New("gone"), Flags: true}, vm.AccelAuto, vm.AccelTCG, "gone", false},
+		{"no flag", jail.KVM{Mode: 0o666}, vm.AccelAuto, vm.AccelTCG, "neither vmx nor svm", false},
+		{"root only", jail.KVM{Flags: true, Mode: 0o600}, vm.AccelAuto, vm.AccelTCG, "unprivileged", false},
+		{"forced without flag", jail.KVM{Mode: 0o666}, vm.AccelKVM, "", "", true},
 		{"nonsense", good, "xen", "", "", true},
 	}
 	for _, tt := range tests {
 		t.Run(tt.name, func(t *testing.T) {
-			got, why, err := tt.facts.resolve(tt.want)
+			got, why, err := resolve(tt.facts, tt.want)
 			if got != tt.got || !strings.Contains(why, tt.why) || (err != nil) != tt.err {
 				t.Errorf("resolve = %q, %q, %v", got, why, err)
 			}
@@ -375,65 +376,8 @@ func TestLastMessage(t *testing.T) {
 	}
 }
 
-func TestFindCgroup2(t *testing.T) {
-	tests := []struct{ name, mountinfo, want string }{
-		{"none", "22 27 0:21 / /proc rw,relatime - proc proc rw\n", ""},
-		{"unified", "30 23 0:26 / /sys/fs/cgroup rw,nosuid shared:4 - cgroup2 cgroup2 rw\n", "/sys/fs/cgroup"},
-		{"hybrid", "32 31 0:29 / /sys/fs/cgroup/cpu rw - cgroup cgroup rw,cpu\n41 31 0:38 / /sys/fs/cgroup/unified rw - cgroup2 cgroup2 rw\n", "/sys/fs/cgroup/unified"},
-		{"read-only", "30 23 0:26 / /sys/fs/cgroup ro,nosuid - cgroup2 cgroup2 rw\n", ""},
-		{"escaped", `30 23 0:26 / /my\040cgroup rw - cgroup2 cgroup2 rw`, "/my cgroup"},
-		{"torn", "30 23 0:26 / - cgroup2\n", ""},
-	}
-	for _, tt := range tests {
-		t.Run(tt.name, func(t *testing.T) {
-			if got := findCgroup2(strings.NewReader(tt.mountinfo)); got != tt.want {
-				t.Errorf("findCgroup2 = %q, want %q", got, tt.want)
-			}
-		})
-	}
-}
-
-func TestTrim(t *testing.T) {
-	path := filepath.Join(t.TempDir(), "log")
-	line := "0123456789\n"
-	if err := os.WriteFile(path, []byte(strings.Repeat(line, 100)), 0o600); err != nil {
-		t.Fatal(err)
-	}
-	w, err := os.OpenFile(path, os.O_WRONLY|os.O_APPEND, 0)
-	if err != nil {
-		t.Fatal(err)
-	}
-	defer w.Close()
-	if err := trim(path, 2000); err != nil {
-		t.Fatal(err)
-	}
-	if data, _ := os.ReadFile(path); len(data) != 1100 {
-		t.Errorf("a short log was cut to %d bytes", len(data))
-	}
-	if err := trim(path, 1000); err != nil {
-		t.Fatal(err)
-	}
-	if _, err := w.WriteString("end\n"); err != nil {
-		t.Fatal(err)
-	}
-	data, err := os.ReadFile(path)
-	if want := strings.Repeat(line, 45) + "end\n"; err != nil || string(data) != want {
-		t.Errorf("the log is %d bytes %.20q…, %v; want %d", len(data), data, err, len(want))
-	}
-	link := filepath.Join(t.TempDir(), "link")
-	if err := os.Symlink(path, link); err != nil {
-		t.Fatal(err)
-	}
-	if err := trim(link, 10); err != nil {
-		t.Fatal(err)
-	}
-	if after, _ := os.ReadFile(path); len(after) != len(data) {
-		t.Error("trim followed a symlink")
-	}
-}
-
 func FuzzDecodeHandle(f *testing.F) {
-	h := handle{Driver: Name, Version: handleVersion, ID: "abc", PID: 77, Start: 5, UUID: uuidOf("abc"), Dir: "/x", UID: 1}
+	h := handle{Driver: Name, Version: handleVersion, ID: "abc", PID: 77, Start: 5, UUID: jail.UUID("abc"), Dir: "/x", UID: 1}
 	good, err := h.encode()
 	if err != nil {
 		f.Fatal(err)
@@ -445,29 +389,13 @@ func FuzzDecodeHandle(f *testing.F) {
 		if err != nil && !errdefs.IsInvalid(err) {
 			t.Fatalf("class of %v", err)
 		}
-		if err == nil && (h.PID <= 1 || h.UUID != uuidOf(h.ID)) {
+		if err == nil && (h.PID <= 1 || h.UUID != jail.UUID(h.ID)) {
 			t.Fatalf("accepted %+v", h)
 		}
 	})
 }
 
-func TestTakeUID(t *testing.T) {
-	d, err := New(Config{UIDBase: 5000, UIDCount: 2}, slog.New(slog.DiscardHandler))
-	if err != nil {
-		t.Fatal(err)
-	}
-	a, errA := d.takeUID("vm")
-	b, errB := d.takeUID("vm")
-	if errA != nil || errB != nil || a == b || !d.ownUID(a) || !d.ownUID(b) {
-		t.Errorf("takeUID = %d, %v and %d, %v", a, errA, b, errB)
-	}
-	if _, err := d.takeUID("other"); !errdefs.Is(err, errdefs.ResourceExhausted) {
-		t.Errorf("a third: %v", err)
-	}
-	d.dropUID(a)
-	if c, err := d.takeUID("vm"); err != nil || c != a {
-		t.Errorf("again: %d, %v; want %d", c, err, a)
-	}
+func TestConfigIsChecked(t *testing.T) {
 	for _, cfg := range []Config{{UIDBase: 5}, {UIDBase: 1 << 31, UIDCount: 1<<31 + 1}, {Cgroup: "a/b"}, {Cgroup: ".."}, {LogLimit: 5}, {TBSize: -1}} {
 		if _, err := New(cfg, slog.New(slog.DiscardHandler)); !errdefs.IsInvalid(err) {
 			t.Errorf("New(%+v): %v", cfg, err)

@@ -10,6 +10,7 @@ import (
 	"errors"
 	"fmt"
 	"io"
+	"log/slog"
 	"net"
 	"os"
 	"os/exec"
@@ -25,7 +26,9 @@ import (
 
 	"cocoonstack.io/cocoon/internal/errdefs"
 	"cocoonstack.io/cocoon/internal/hypervisor"
+	"cocoonstack.io/cocoon/internal/hypervisor/jail"
 	"cocoonstack.io/cocoon/internal/proc"
+	"cocoonstack.io/cocoon/internal/testkit/jailtest"
 	"cocoonstack.io/cocoon/internal/testkit/need"
 	"cocoonstack.io/cocoon/internal/vm"
 )
@@ -177,7 +180,7 @@ func TestConfined(t *testing.T) {
 			t.Errorf("%s is %q, want %q", k, got[k], want)
 		}
 	}
-	if uid, err := proc.UID(i.PID()); err != nil || !d.ownUID(uid) {
+	if uid, err := proc.UID(i.PID()); err != nil || !d.jail.Users.Owns(uid) {
 		t.Errorf("user %d, %v", uid, err)
 	}
 	for _, ns := range []string{"net", "ipc", "uts", "pid", "mnt"} {
@@ -203,8 +206,12 @@ func TestConfined(t *testing.T) {
 	if !slices.Contains(pids, fmt.Sprint(i.PID())) || len(pids) != 2 {
 		t.Errorf("of the host's processes it sees %v", pids)
 	}
-	if g := d.cgroups(); g.usable() {
-		procs, err := os.ReadFile(filepath.Join(g.path(p.ID), "cgroup.procs"))
+	if g := d.jail.Cgroups; g.Usable() {
+		dirs, err := g.Folders(p.ID, p.Dir, nil)
+		if err != nil {
+			t.Fatal(err)
+		}
+		procs, err := os.ReadFile(filepath.Join(dirs[0], "cgroup.procs"))
 		if err != nil || strings.TrimSpace(string(procs)) != fmt.Sprint(i.PID()) {
 			t.Errorf("cgroup holds %q, %v", procs, err)
 		}
@@ -224,9 +231,11 @@ func TestConfined(t *testing.T) {
 // TestConsoleLogBound makes the guest flood its console.
 func TestConsoleLogBound(t *testing.T) {
 	a := needGuest(t)
-	d := testDriver(t)
 	const limit = 64 << 10
-	d.logs.limit = limit
+	d, err := New(Config{Cgroup: testDriver(t).cfg.Cgroup, LogLimit: limit}, slog.New(slog.NewTextHandler(t.Output(), nil)))
+	if err != nil {
+		t.Fatal(err)
+	}
 	i := start(t, d, a.plan(t))
 	logged(t, i, "GUEST-READY")
 	say(t, i, "flood")
@@ -292,7 +301,7 @@ func TestRefused(t *testing.T) {
 		{"no folder", func(p *hypervisor.Plan) { p.Dir = "/nonexistent" }, errdefs.FailedPrecondition},
 		{"no namespace", func(p *hypervisor.Plan) { p.NICs = []vm.NIC{{Tap: "t", NetNS: "/nonexistent"}} }, errdefs.FailedPrecondition},
 	}
-	if readKVMFacts().problem() != "" {
+	if jail.ReadKVM().Problem() != "" {
 		tests = append(tests, struct {
 			name  string
 			spoil func(*hypervisor.Plan)
@@ -333,7 +342,7 @@ func TestKilledWhileLaunching(t *testing.T) {
 		runtime.Goexit()
 	}
 	a, d := needGuest(t), testDriver(t)
-	parent, _ := podCgroup(t, d)
+	parent, _ := jailtest.PodCgroup(t, d.jail.Cgroups, d.cfg.Cgroup)
 	for delay := time.Duration(0); delay < 80*time.Millisecond; delay += 4 * time.Millisecond {
 		p := a.plan(t)
 		if delay%(8*time.Millisecond) == 0 {
@@ -379,15 +388,15 @@ func TestKilledWhileLaunching(t *testing.T) {
 func TestReapUnborn(t *testing.T) {
 	d := testDriver(t)
 	p := hypervisor.Plan{ID: vm.NewID(), CPUs: 1, Memory: 128 << 20, Dir: t.TempDir()}
-	group, err := d.cgroups().make(p, 0)
+	group, err := d.jail.Cgroups.Make(p.ID, p.Dir, "", bounds(p, 0))
 	if err != nil {
 		t.Fatal(err)
 	}
-	if group == nil {
+	if group.Dir == nil {
 		need.Missing(t, "a writable cgroup v2 tree is needed: without one there is nothing to find the process by")
 	}
 	defer group.Close()
-	child, err := proc.Start(proc.Spec{Path: "/bin/sleep", Args: []string{"sleep", "600"}, CgroupDir: group})
+	child, err := proc.Start(proc.Spec{Path: "/bin/sleep", Args: []string{"sleep", "600"}, CgroupDir: group.Dir})
 	if err != nil {
 		t.Fatal(err)
 	}

@@ -12,6 +12,7 @@ import (
 
 	"cocoonstack.io/cocoon/internal/errdefs"
 	"cocoonstack.io/cocoon/internal/hypervisor"
+	"cocoonstack.io/cocoon/internal/hypervisor/jail"
 	"cocoonstack.io/cocoon/internal/hypervisor/qemu/qmp"
 	"cocoonstack.io/cocoon/internal/vm"
 )
@@ -128,7 +129,7 @@ func (d *disks) stack(ctx context.Context, o hypervisor.DiskOverlay, tops map[st
 	case o.Disk.Format != vm.DiskQCOW2 || o.Disk.ReadOnly:
 		return errdefs.Invalidf("%s is not a writable qcow2 disk", o.Disk.Path)
 	}
-	f, err := openData(file{kind: fileWrite, path: o.Disk.Path})
+	f, err := jail.OpenData(o.Disk.Path, "", true)
 	if err != nil {
 		return err
 	}

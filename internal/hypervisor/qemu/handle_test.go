@@ -3,12 +3,14 @@ package qemu
 import (
 	"encoding/json"
 	"testing"
+
+	"cocoonstack.io/cocoon/internal/hypervisor/jail"
 )
 
 // The handle as the first build wrote it: every later build of this version must find a guest that the first build started.
 func TestHandleOfTheFirstBuild(t *testing.T) {
 	const id = "aaaaaaaaaaaaaaaaaaaaaaaaaa"
-	old := `{"driver":"qemu","version":1,"id":"` + id + `","pid":4711,"start":99,"uuid":"` + uuidOf(id) + `","dir":"/run/cocoon/vms/` + id + `","uid":1879048192}`
+	old := `{"driver":"qemu","version":1,"id":"` + id + `","pid":4711,"start":99,"uuid":"` + jail.UUID(id) + `","dir":"/run/cocoon/vms/` + id + `","uid":1879048192}`
 	h, err := decodeHandle([]byte(old))
 	if err != nil {
 		t.Fatal(err)

@@ -13,6 +13,7 @@ import (
 
 	"cocoonstack.io/cocoon/internal/errdefs"
 	"cocoonstack.io/cocoon/internal/hypervisor"
+	"cocoonstack.io/cocoon/internal/hypervisor/jail"
 	"cocoonstack.io/cocoon/internal/testkit/need"
 	"cocoonstack.io/cocoon/internal/vm"
 )
@@ -28,7 +29,7 @@ func hugePages(t *testing.T, size vm.HugePages) {
 	a, d := needGuest(t), testDriver(t)
 	p := a.plan(t)
 	p.Huge, p.Memory = size, max(p.Memory, int64(size))
-	if enoughHugePages(sysfs, p) != nil {
+	if jail.EnoughHugePages(jail.Sysfs, p) != nil {
 		if _, err := d.Launch(t.Context(), p); !errdefs.Is(err, errdefs.ResourceExhausted) {
 			t.Fatalf("without huge pages: %v", err)
 		}
@@ -60,7 +61,7 @@ func hugePages(t *testing.T, size vm.HugePages) {
 	if err := i.Kill(t.Context()); err != nil {
 		t.Fatal(err)
 	}
-	if err := enoughHugePages(sysfs, hypervisor.Plan{Huge: size, Memory: p.Memory}); err != nil {
+	if err := jail.EnoughHugePages(jail.Sysfs, hypervisor.Plan{Huge: size, Memory: p.Memory}); err != nil {
 		t.Errorf("after its end: %v", err)
 	}
 }
@@ -68,7 +69,7 @@ func hugePages(t *testing.T, size vm.HugePages) {
 // setAside gives the node n more huge pages until the test ends.
 func setAside(t *testing.T, size vm.HugePages, n int64) {
 	t.Helper()
-	path := filepath.Join(size.Dir(sysfs), "nr_hugepages")
+	path := filepath.Join(size.Dir(jail.Sysfs), "nr_hugepages")
 	read := func() int64 {
 		text, err := os.ReadFile(path)
 		if err != nil {

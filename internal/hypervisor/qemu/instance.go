@@ -15,9 +15,10 @@ import (
 
 	"cocoonstack.io/cocoon/internal/errdefs"
 	"cocoonstack.io/cocoon/internal/hypervisor"
+	"cocoonstack.io/cocoon/internal/hypervisor/jail"
 	"cocoonstack.io/cocoon/internal/hypervisor/qemu/qmp"
+	"cocoonstack.io/cocoon/internal/hypervisor/savedmemory"
 	"cocoonstack.io/cocoon/internal/proc"
-	"cocoonstack.io/cocoon/internal/vm"
 )
 
 // instance is one running VM. Two goroutines serve it: one supervises, one reads QMP.
@@ -30,7 +31,7 @@ type instance struct {
 	shares servers
 	lost   chan string // passes why the VM cannot go on, from those who watch its servers to the supervisor
 
-	memory *memory // saved memory from which the guest resumed; nil if it booted or if this is unknown
+	memory *savedmemory.Memory // saved memory from which the guest resumed; nil if it booted or if this is unknown
 
 	life     context.Context // ends with Close; set by run
 	close    context.CancelFunc
@@ -85,7 +86,7 @@ func (i *instance) encode() (err error) {
 func (i *instance) run(ctx context.Context, client *qmp.Client) {
 	life, cancel := context.WithCancel(context.WithoutCancel(ctx))
 	i.life, i.close = life, cancel
-	i.d.logs.add(i.h.Dir)
+	i.d.jail.Logs.Add(i.h.Dir)
 	i.watchServers()
 	go i.supervise(life, client)
 }
@@ -280,7 +281,7 @@ func (i *instance) dial(ctx context.Context, socket string) (net.Conn, error) {
 		return nil, i.endedError()
 	default:
 	}
-	conn, err := dialUnix(ctx, i.h.Dir, socket)
+	conn, err := jail.Dial(ctx, i.h.Dir, socket)
 	if err != nil {
 		return nil, fmt.Errorf("VM %s: %w", i.h.ID, err)
 	}
@@ -367,9 +368,9 @@ func (i *instance) over(ctx context.Context, delay time.Duration) bool {
 	defer timer.Stop()
 	select {
 	case <-ctx.Done():
-		i.d.logs.drop(i.h.Dir)
-		i.d.dropUID(i.h.UID)
-		i.memory.release()
+		i.d.jail.Logs.Drop(i.h.Dir)
+		i.d.jail.Users.Drop(i.h.UID)
+		i.memory.Release()
 		_ = i.proc.Close()
 		i.shares.close()
 		return true
@@ -389,7 +390,7 @@ const connectLimit = 10 * time.Second
 func (i *instance) connect(ctx context.Context) *qmp.Client {
 	ctx, cancel := context.WithTimeout(ctx, connectLimit)
 	defer cancel()
-	conn, err := dialUnix(ctx, i.h.Dir, qmpSocket)
+	conn, err := jail.Dial(ctx, i.h.Dir, qmpSocket)
 	if err != nil {
 		return nil
 	}
@@ -452,7 +453,7 @@ func (i *instance) lay(ctx context.Context, c *qmp.Client, reason string) {
 	}
 	reason = i.reason
 	i.mu.Unlock()
-	if err := i.h.writeNote(reason); err != nil {
+	if err := (jail.End{PID: i.h.PID, Start: i.h.Start, Reason: reason}).Write(i.h.Dir); err != nil {
 		i.d.log.Warn("end of guest not recorded", "vm", i.h.ID, "err", err)
 	}
 	if err := c.Execute(ctx, "quit", nil, nil); err != nil && !errdefs.IsUnavailable(err) && ctx.Err() == nil {
@@ -465,10 +466,10 @@ func (i *instance) bury(ctx context.Context) {
 	e, _ := i.proc.Wait(context.WithoutCancel(ctx)) // it has ended already
 	i.mu.Lock()
 	if i.reason == "" {
-		i.reason, _ = i.h.readNote() // an earlier daemon may have recorded it and died
+		i.reason, _ = jail.ReadEnd(i.h.Dir, i.h.PID, i.h.Start) // an earlier daemon may have recorded it and died
 	}
 	cause := i.exit.Cause
-	if i.reason == "" && i.d.outOfMemory(i.h) {
+	if i.reason == "" && i.d.jail.Cgroups.OutOfMemory(i.h.ID, i.h.Dir, i.h.Cgroup) {
 		cause = "the kernel of the node killed it, because its cgroup or that of its pod reached the limit of memory"
 	}
 	i.exit = ended(i.reason)
@@ -478,16 +479,11 @@ func (i *instance) bury(ctx context.Context) {
 		_ = i.guest.Close()
 	}
 	i.mu.Unlock()
-	i.d.logs.drop(i.h.Dir)
-	i.cleanup = errors.Join(i.shares.kill(context.WithoutCancel(ctx)), i.d.clear(i.h.ID, i.h.Dir, i.h.Cgroup))
+	i.d.jail.Logs.Drop(i.h.Dir)
+	i.cleanup = errors.Join(i.shares.kill(context.WithoutCancel(ctx)), i.d.jail.Clear(i.h.ID, i.h.Dir, i.h.Cgroup))
 	i.shares.close()
-	i.d.dropUID(i.h.UID)
-	i.memory.release()
+	i.d.jail.Users.Drop(i.h.UID)
+	i.memory.Release()
 	_ = i.proc.Close()
 	close(i.gone)
-}
-
-// clear removes the sockets and the cgroups of a VM that has no process.
-func (d *Driver) clear(id vm.ID, dir string, known *cgroupNote) error {
-	return errors.Join(removeSockets(dir), d.removeCgroups(id, dir, known))
 }

@@ -32,7 +32,7 @@ func TestFirmwareBootsKernel(t *testing.T) {
 		t.Run(what, func(t *testing.T) {
 			p := a.plan(t)
 			p.Disks, p.Memory = c.disks, 192<<20
-			p.Boot = vm.Boot{Firmware: vm.FirmwareBIOS, Kernel: a.kernel, Initrd: a.initrd, Cmdline: "console=ttyS0 rdinit=/testinit only.this=1"}
+			p.Boot = vm.Boot{Firmware: vm.FirmwareBIOS, Kernel: a.Kernel, Initrd: a.Initrd, Cmdline: "console=ttyS0 rdinit=/testinit only.this=1"}
 			i := start(t, d, p)
 			logged(t, i, "GUEST-READY "+c.want)
 			say(t, i, "sh cat /proc/cmdline")
@@ -54,7 +54,7 @@ func TestFirmwareBootsKernel(t *testing.T) {
 // stub returns the kernel of the demo disk, which is a program of UEFI, too.
 func (a assets) stub(t *testing.T) string {
 	t.Helper()
-	disk, err := os.ReadFile(filepath.Join(filepath.Dir(a.kernel), "disk.img"))
+	disk, err := os.ReadFile(filepath.Join(filepath.Dir(a.Kernel), "disk.img"))
 	if err != nil {
 		t.Fatal(err)
 	}
@@ -77,7 +77,7 @@ func TestUEFIBootsKernel(t *testing.T) {
 	a, d := needGuest(t), testDriver(t)
 	p := uefiPlan(t, vm.Disk{}, vm.UEFI{})
 	p.Disks, p.Memory = nil, 256<<20
-	p.Boot.Kernel, p.Boot.Initrd, p.Boot.Cmdline = a.stub(t), a.initrd, "console=ttyS0 rdinit=/testinit"
+	p.Boot.Kernel, p.Boot.Initrd, p.Boot.Cmdline = a.stub(t), a.Initrd, "console=ttyS0 rdinit=/testinit"
 	log := logged(t, start(t, d, p), "GUEST-READY")
 	if !strings.Contains(log, "EFI stub") && !strings.Contains(log, "efi: EFI v") {
 		t.Errorf("the kernel does not know UEFI: %s", log)

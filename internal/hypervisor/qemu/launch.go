@@ -11,14 +11,13 @@ import (
 	"slices"
 	"strconv"
 	"strings"
-	"syscall"
 	"time"
-
-	"github.com/cenkalti/backoff/v5"
 
 	"cocoonstack.io/cocoon/internal/errdefs"
 	"cocoonstack.io/cocoon/internal/hypervisor"
+	"cocoonstack.io/cocoon/internal/hypervisor/jail"
 	"cocoonstack.io/cocoon/internal/hypervisor/qemu/qmp"
+	"cocoonstack.io/cocoon/internal/hypervisor/savedmemory"
 	"cocoonstack.io/cocoon/internal/proc"
 	"cocoonstack.io/cocoon/internal/undo"
 	"cocoonstack.io/cocoon/internal/vm"
@@ -28,20 +27,18 @@ import (
 type launch struct {
 	d     *Driver
 	plan  hypervisor.Plan
-	kvm   kvmFacts
+	kvm   jail.KVM
 	accel vm.Accel
 	cmd   command
 	undo  undo.Stack
 
-	dir    runtimeDir
+	dir    jail.Dir
 	logAt  int64 // size of QEMU's log before this run
 	uid    uint32
-	memory *memory // saved memory; nil for a guest that boots
+	memory *savedmemory.Memory // nil for a guest that boots
 	files  []*os.File
 	out    *os.File
-	cgroup *os.File
-	tasks  []*os.File  // see proc.Spec.CgroupTasks
-	place  *cgroupNote // nil: in the driver's own cgroup
+	cgroup jail.Cgroup
 	shares servers
 	conn   net.Conn // to QMP, connected before the process exists: the kernel queues it, so there is no polling
 	proc   *proc.Process
@@ -56,7 +53,7 @@ func (d *Driver) Launch(ctx context.Context, p hypervisor.Plan) (hypervisor.Inst
 	if os.Geteuid() != 0 {
 		return nil, errdefs.Preconditionf("launch VM %s: the qemu driver needs root to give each VM a user, namespaces and a cgroup of its own", p.Name)
 	}
-	l := &launch{d: d, plan: p, kvm: readKVMFacts()}
+	l := &launch{d: d, plan: p, kvm: jail.ReadKVM()}
 	err := l.run(ctx)
 	l.release()
 	if err != nil {
@@ -85,16 +82,16 @@ func (l *launch) run(ctx context.Context) error {
 
 // compose gathers the facts and builds the command line.
 func (l *launch) compose(ctx context.Context) (err error) {
-	if l.dir, err = openDir(l.plan.Dir); err != nil {
+	if l.dir, err = jail.OpenDir(l.plan.Dir); err != nil {
 		return err
 	}
-	if err := enoughHugePages(sysfs, l.plan); err != nil {
+	if err := jail.EnoughHugePages(jail.Sysfs, l.plan); err != nil {
 		return err
 	}
 	if err := hasVSOCK(vhostVSOCK, l.plan); err != nil {
 		return err
 	}
-	f := facts{uid: l.uid, uuid: uuidOf(l.plan.ID), tbSize: l.d.cfg.TBSize, spare: l.d.cfg.SparePorts, qboot: l.d.firmware("qboot.rom")}
+	f := facts{uid: l.uid, uuid: jail.UUID(l.plan.ID), tbSize: l.d.cfg.TBSize, spare: l.d.cfg.SparePorts, qboot: l.d.firmware("qboot.rom")}
 	if f.binary, err = l.d.binary(); err != nil {
 		return err
 	}
@@ -109,12 +106,12 @@ func (l *launch) compose(ctx context.Context) (err error) {
 	if f.east, err = l.plan.Clock.East(time.Now()); err != nil {
 		return err
 	}
-	if f.accel, _, err = l.kvm.resolve(l.plan.Accel); err != nil {
+	if f.accel, _, err = resolve(l.kvm, l.plan.Accel); err != nil {
 		return err
 	}
 	l.accel = f.accel
 	if f.accel == vm.AccelTCG {
-		l.kvm = kvmFacts{mode: 0o666} // no group is needed
+		l.kvm = jail.KVM{Mode: 0o666} // no group is needed
 		f.tscKHz = l.d.tscKHz()
 	}
 	if l.plan.Incoming == nil {
@@ -132,8 +129,8 @@ func (l *launch) compose(ctx context.Context) (err error) {
 }
 
 func (l *launch) takeUser(context.Context) (err error) {
-	if l.uid, err = l.d.takeUID(l.plan.ID); err == nil {
-		l.undo.Push(func(context.Context) error { l.d.dropUID(l.uid); return nil })
+	if l.uid, err = l.d.jail.Users.Take(l.plan.ID); err == nil {
+		l.undo.Push(func(context.Context) error { l.d.jail.Users.Drop(l.uid); return nil })
 	}
 	return err
 }
@@ -145,111 +142,69 @@ func (l *launch) remember(ctx context.Context) (err error) {
 		return nil
 	}
 	if in.Summed {
-		if err := verifyState(ctx, in.State); err != nil {
+		if err := savedmemory.Verify(ctx, in.State); err != nil {
 			return err
 		}
 	}
 	size := atBoot(l.plan) >> 20 << 20
 	if in.Alone {
-		l.memory, err = loadAlone(ctx, in, size)
+		l.memory, err = savedmemory.LoadAlone(ctx, in, size)
 	} else {
-		l.memory, err = l.d.memory.use(ctx, in, size)
+		l.memory, err = l.d.memory.Use(ctx, in, size)
 	}
 	if err == nil {
 		m := l.memory
-		l.undo.Push(func(context.Context) error { m.release(); return nil })
+		l.undo.Push(func(context.Context) error { m.Release(); return nil })
 	}
 	return err
 }
 
 func (l *launch) openAll(ctx context.Context) (err error) {
-	if err := l.dir.remove(exitFile); err != nil {
+	if err := l.dir.Remove(jail.EndFile); err != nil {
 		return err
 	}
 	dir := l.plan.Dir
-	l.undo.Push(func(context.Context) error { return removeSockets(dir) })
+	l.undo.Push(func(context.Context) error { return l.d.jail.RemoveSockets(dir) })
 	var memory *os.File
 	if l.memory != nil {
-		memory = l.memory.file
+		memory = l.memory.File
 	}
 	if l.files, err = openFiles(ctx, l.cmd.files, l.dir, l.plan, memory, l.shares); err != nil {
 		return err
 	}
-	if l.out, err = l.dir.appendTo(qemuLog); err != nil {
+	if l.out, err = l.dir.AppendTo(qemuLog); err != nil {
 		return err
 	}
 	l.logAt, err = l.out.Seek(0, io.SeekEnd)
 	return err
 }
 
-func removeSockets(path string) error {
-	dir, err := openDir(path)
-	if errors.Is(err, os.ErrNotExist) {
-		return nil
-	}
-	if err != nil {
-		return err
-	}
-	defer dir.Close()
-	return dir.remove(sockets...)
-}
-
 // qemuOverhead is the memory in bytes that QEMU itself may need in addition to the guest's memory and the code cache.
 const qemuOverhead = 512 << 20
 
 func (l *launch) makeCgroup(context.Context) (err error) {
-	l.undo.Push(func(context.Context) error { return l.d.removeCgroups(l.plan.ID, l.plan.Dir, l.place) })
-	groups, parents, err := l.choose()
-	if err != nil {
-		return err
-	}
-	if l.cgroup, err = groups.make(l.plan, overhead(l.plan, l.d.cfg.TBSize)); err != nil {
-		return err
-	}
-	l.tasks, err = groups.join(l.plan.ID, parents)
+	p := l.plan
+	l.undo.Push(func(context.Context) error { return l.d.jail.Cgroups.Remove(p.ID, p.Dir, l.cgroup.Place) })
+	l.cgroup, err = l.d.jail.Cgroups.Make(p.ID, p.Dir, p.CgroupParent, bounds(p, l.d.cfg.TBSize))
 	return err
 }
 
-// overhead returns the memory in bytes that QEMU may need for p, in addition to the guest's. tbSize is the code cache in MiB.
-func overhead(p hypervisor.Plan, tbSize int) int64 {
+// bounds returns what QEMU and the guest may take for p. tbSize is the code cache in MiB.
+func bounds(p hypervisor.Plan, tbSize int) jail.Bounds {
 	n := int64(qemuOverhead) + int64(tbSize)<<20
 	if p.Graphics {
 		n += graphicsOverhead
 	}
-	return n
+	return jail.Bounds{CPUs: p.CPUs, Memory: p.Memory, Overhead: n}
 }
 
 func (l *launch) dial(ctx context.Context) (err error) {
-	l.conn, err = dialUnix(ctx, l.plan.Dir, qmpSocket)
+	l.conn, err = jail.Dial(ctx, l.plan.Dir, qmpSocket)
 	if err == nil {
 		conn := l.conn
 		l.undo.Push(func(context.Context) error { _ = conn.Close(); return nil })
 	}
 	return err
-}
-
-// A busy hypervisor queues only one connection. Further callers get EAGAIN (unix(7)) and retry, not all at once.
-const dialPatience, dialPause = 5 * time.Second, 10 * time.Millisecond
-
-func dialUnix(ctx context.Context, path, name string) (net.Conn, error) {
-	dir, err := openDir(path)
-	if err != nil {
-		return nil, errdefs.As(errdefs.Unavailable, err)
-	}
-	defer dir.Close()
-	var dialer net.Dialer
-	pauses := &backoff.ExponentialBackOff{InitialInterval: dialPause, RandomizationFactor: 0.5, Multiplier: 1, MaxInterval: dialPause}
-	conn, err := backoff.Retry(ctx, func() (net.Conn, error) {
-		conn, err := dialer.DialContext(ctx, "unix", dir.short(name))
-		if !errors.Is(err, syscall.EAGAIN) {
-			err = backoff.Permanent(err)
-		}
-		return conn, err
-	}, backoff.WithBackOff(pauses), backoff.WithMaxElapsedTime(dialPatience))
-	if err != nil {
-		return nil, errdefs.Unavailablef("connect to %s: %w", filepath.Join(path, name), err)
-	}
-	return conn, nil
 }
 
 func (l *launch) start(ctx context.Context) (err error) {
@@ -258,8 +213,8 @@ func (l *launch) start(ctx context.Context) (err error) {
 	}
 	l.proc, err = proc.Start(proc.Spec{
 		Path: l.cmd.args[0], Args: l.cmd.args, Env: l.cmd.env(), Files: l.files, Out: l.out,
-		User:      &proc.User{UID: l.uid, GID: l.uid, Groups: l.kvm.groups()},
-		CgroupDir: l.cgroup, CgroupTasks: l.tasks, Isolated: true, SmallPages: l.cmd.smallPages,
+		User:      &proc.User{UID: l.uid, GID: l.uid, Groups: l.kvm.Groups()},
+		CgroupDir: l.cgroup.Dir, CgroupTasks: l.cgroup.Tasks, Isolated: true, SmallPages: l.cmd.smallPages,
 	})
 	if err != nil {
 		return err
@@ -270,9 +225,9 @@ func (l *launch) start(ctx context.Context) (err error) {
 		return errors.Join(err, p.Close())
 	})
 	if l.plan.Incoming != nil && l.plan.Incoming.Alone {
-		l.memory.release() // the process has it; an open descriptor here would keep its pages after the process ends
+		l.memory.Release() // the process has it; an open descriptor here would keep its pages after the process ends
 	}
-	closeAll(l.files) // our copies: while the listening sockets are also open here, we cannot see QEMU hang up
+	jail.CloseAll(l.files) // our copies: while the listening sockets are also open here, we cannot see QEMU hang up
 	l.files = nil
 	l.shares.connected() // so that a server sees QEMU hang up
 	return nil
@@ -283,7 +238,7 @@ func (l *launch) start(ctx context.Context) (err error) {
 func (l *launch) greet(ctx context.Context) error {
 	i := newInstance(l.d, handle{
 		Driver: Name, Version: handleVersion, ID: l.plan.ID, PID: l.proc.PID(), Start: l.proc.StartTime(),
-		UUID: uuidOf(l.plan.ID), Dir: l.plan.Dir, UID: l.uid, Resets: !l.plan.Boot.Direct(), Graphics: l.plan.Graphics, Width: width(l.plan), VSOCK: l.plan.VSOCK, Shares: l.shares.handles(), Cgroup: l.place,
+		UUID: jail.UUID(l.plan.ID), Dir: l.plan.Dir, UID: l.uid, Resets: !l.plan.Boot.Direct(), Graphics: l.plan.Graphics, Width: width(l.plan), VSOCK: l.plan.VSOCK, Shares: l.shares.handles(), Cgroup: l.cgroup.Place,
 	}, l.proc)
 	i.shares = l.shares
 	if err := i.encode(); err != nil {
@@ -400,6 +355,7 @@ func lastMessage(log string) string {
 
 // release closes what only this launch needed, on success and on failure.
 func (l *launch) release() {
-	closeAll(slices.Concat(l.files, l.tasks))
-	closeAll([]*os.File{l.out, l.cgroup, l.dir.f})
+	jail.CloseAll(append(l.files, l.out))
+	l.cgroup.Close()
+	_ = l.dir.Close()
 }

@@ -10,6 +10,7 @@ import (
 	"strings"
 
 	"cocoonstack.io/cocoon/internal/errdefs"
+	"cocoonstack.io/cocoon/internal/hypervisor/jail"
 	"cocoonstack.io/cocoon/internal/vm"
 )
 
@@ -55,7 +56,7 @@ func (d *Driver) Machine(ctx context.Context, accel vm.Accel) (vm.Machine, error
 	if err != nil {
 		return vm.Machine{}, err
 	}
-	resolved, _, err := readKVMFacts().resolve(accel)
+	resolved, _, err := resolve(jail.ReadKVM(), accel)
 	if err != nil {
 		return vm.Machine{}, err
 	}

@@ -269,7 +269,7 @@ func dropNodes(ctx context.Context, c *qmp.Client, port int) error {
 // addNodes opens a disk in QEMU. On error nothing of it stays.
 func addNodes(ctx context.Context, c *qmp.Client, d vm.Disk) error {
 	open := func(f file) (string, error) {
-		data, err := openData(f)
+		data, err := f.open()
 		if err != nil {
 			return "", err
 		}

@@ -7,6 +7,7 @@ import (
 	"slices"
 
 	"cocoonstack.io/cocoon/internal/errdefs"
+	"cocoonstack.io/cocoon/internal/hypervisor/jail"
 	"cocoonstack.io/cocoon/internal/hypervisor/qemu/qmp"
 	"cocoonstack.io/cocoon/internal/vm"
 )
@@ -103,11 +104,11 @@ func (i *instance) unplugNIC(ctx context.Context, c *qmp.Client, place int) erro
 
 // addNet gives QEMU the tap of a NIC. QEMU closes the descriptor if it refuses it.
 func addNet(ctx context.Context, c *qmp.Client, n vm.NIC) error {
-	taps, err := openTaps(ctx, []vm.NIC{n})
+	taps, err := jail.OpenTaps(ctx, []vm.NIC{n})
 	if err != nil {
 		return err
 	}
-	defer closeAll(taps)
+	defer jail.CloseAll(taps)
 	id := netName(n.Place)
 	if err := c.ExecuteFile(ctx, "getfd", props{"fdname": id}, nil, taps[0]); err != nil {
 		return err

@@ -15,6 +15,7 @@ import (
 
 	"cocoonstack.io/cocoon/internal/errdefs"
 	"cocoonstack.io/cocoon/internal/hypervisor"
+	"cocoonstack.io/cocoon/internal/testkit/jailtest"
 	"cocoonstack.io/cocoon/internal/testkit/need"
 	"cocoonstack.io/cocoon/internal/vm"
 )
@@ -24,7 +25,7 @@ func TestInPodCgroup(t *testing.T) {
 	a, d := needGuest(t), testDriver(t)
 	p := a.plan(t)
 	var dirs []string
-	p.CgroupParent, dirs = podCgroup(t, d)
+	p.CgroupParent, dirs = jailtest.PodCgroup(t, d.jail.Cgroups, d.cfg.Cgroup)
 	_, p.Shares = shared(t)
 	i, err := d.Launch(t.Context(), p)
 	if err != nil {
@@ -32,13 +33,13 @@ func TestInPodCgroup(t *testing.T) {
 	}
 	defer func() { _ = i.Kill(t.Context()) }()
 	logged(t, i, "GUEST-READY")
-	wantInPod(t, d, i.PID(), p.CgroupParent, p.ID)
+	jailtest.WantInPod(t, d.jail.Cgroups, i.PID(), p.CgroupParent, p.ID)
 	servers := serversOf(t, p)
 	if len(servers) != 4 {
 		t.Errorf("%d processes of servers", len(servers))
 	}
 	for _, s := range servers {
-		wantInPod(t, d, s.PID(), p.CgroupParent, p.ID)
+		jailtest.WantInPod(t, d.jail.Cgroups, s.PID(), p.CgroupParent, p.ID)
 	}
 	counted := int64(0)
 	for _, dir := range dirs {
@@ -86,7 +87,7 @@ func TestPodCgroupIsFull(t *testing.T) {
 	a, d := needGuest(t), testDriver(t)
 	p := a.plan(t)
 	var dirs []string
-	p.CgroupParent, dirs = podCgroup(t, d)
+	p.CgroupParent, dirs = jailtest.PodCgroup(t, d.jail.Cgroups, d.cfg.Cgroup)
 	i, err := d.Launch(t.Context(), p)
 	if err != nil {
 		t.Fatal(err)

@@ -7,9 +7,7 @@ package qemu
 
 import (
 	"context"
-	"crypto/sha256"
 	"fmt"
-	"hash/fnv"
 	"log/slog"
 	"os"
 	"os/exec"
@@ -19,6 +17,8 @@ import (
 
 	"cocoonstack.io/cocoon/internal/errdefs"
 	"cocoonstack.io/cocoon/internal/hypervisor"
+	"cocoonstack.io/cocoon/internal/hypervisor/jail"
+	"cocoonstack.io/cocoon/internal/hypervisor/savedmemory"
 	"cocoonstack.io/cocoon/internal/vm"
 )
 
@@ -28,8 +28,8 @@ const Name = "qemu"
 // Default values of Config.
 const (
 	DefaultBinary     = "qemu-system-x86_64"
-	DefaultUIDBase    = 0x70000000 // above every range that distributions and systemd assign
-	DefaultUIDCount   = 0x0fffffff
+	DefaultUIDBase    = jail.DefaultUIDBase
+	DefaultUIDCount   = jail.DefaultUIDCount
 	DefaultCgroup     = "cocoon"
 	DefaultTBSize     = 128 // MiB; without a limit the code cache of a busy guest grows to 600 MiB
 	DefaultSparePorts = 4
@@ -42,6 +42,7 @@ type Config struct {
 	Binary       string        // name looked up in PATH, or a path
 	UIDBase      uint32        // first of the user ids for VM processes; each VM has its own, which is also its group id
 	UIDCount     uint32        // number of user ids
+	Users        *jail.Users   // the same user ids, shared with other drivers; nil: of this driver alone
 	Cgroup       string        // folder in the cgroup v2 tree that holds one folder per VM
 	TBSize       int           // MiB of translated code that emulation may keep per VM
 	SparePorts   int           // free hot-plug ports per VM
@@ -63,7 +64,7 @@ func (c Config) withDefaults() Config {
 	set(&c.SparePorts, DefaultSparePorts)
 	set(&c.LogLimit, DefaultLogLimit)
 	set(&c.LaunchTime, DefaultLaunchTime)
-	set(&c.MemoryCache, hostMemory()/8)
+	set(&c.MemoryCache, savedmemory.HostBytes()/8)
 	if c.FirmwareDirs == nil {
 		c.FirmwareDirs = []string{"/usr/share/OVMF", "/usr/share/edk2/ovmf", "/usr/share/edk2/x64", "/usr/share/qemu", "/usr/share/seabios"}
 	}
@@ -84,14 +85,13 @@ func set[T comparable](field *T, value T) {
 type Driver struct {
 	cfg    Config
 	log    *slog.Logger
-	logs   keeper
-	memory templates
+	jail   *jail.Jail
+	memory *savedmemory.Cache
 	tscKHz func() int // see newTSC
 
 	trustEmulator bool // for tests that save a running guest without KVM; see save.tracked
 
 	mu    sync.Mutex
-	uids  map[uint32]bool // user ids of the instances in use
 	facts factsCache
 }
 
@@ -106,16 +106,22 @@ var (
 func New(cfg Config, log *slog.Logger) (*Driver, error) {
 	cfg = cfg.withDefaults()
 	switch {
-	case cfg.TBSize < 1 || cfg.SparePorts < 0 || cfg.LogLimit < 4096 || cfg.LaunchTime < 0 || cfg.MemoryCache < 0:
-		return nil, errdefs.Invalidf("configuration of the qemu driver: sizes must be positive and logs at least 4096 bytes")
-	case cfg.UIDBase+cfg.UIDCount < cfg.UIDBase || cfg.UIDBase < 1000:
-		return nil, errdefs.Invalidf("configuration of the qemu driver: invalid range of user ids (first %d, count %d); the first must be at least 1000", cfg.UIDBase, cfg.UIDCount)
-	case cfg.Cgroup != filepath.Base(cfg.Cgroup) || cfg.Cgroup == "." || cfg.Cgroup == "..":
-		return nil, errdefs.Invalidf("configuration of the qemu driver: cgroup %q must be a single name", cfg.Cgroup)
+	case cfg.TBSize < 1 || cfg.SparePorts < 0 || cfg.LaunchTime < 0 || cfg.MemoryCache < 0:
+		return nil, errdefs.Invalidf("configuration of the qemu driver: sizes must be positive")
 	}
-	d := &Driver{cfg: cfg, log: log.With("component", "qemu"), tscKHz: newTSC(), uids: map[uint32]bool{}}
-	d.logs.limit = cfg.LogLimit
-	d.memory.budget = cfg.MemoryCache
+	d := &Driver{cfg: cfg, log: log.With("component", "qemu"), memory: savedmemory.NewCache(cfg.MemoryCache), tscKHz: newTSC()}
+	users, err := cfg.Users, error(nil)
+	if users == nil {
+		users, err = jail.NewUsers(cfg.UIDBase, cfg.UIDCount)
+	}
+	if err == nil {
+		d.jail, err = jail.New(jail.Config{
+			Users: users, Cgroup: cfg.Cgroup, LogLimit: cfg.LogLimit, Logs: []string{consoleLog, qemuLog, shareLog}, Sockets: sockets, Mark: markOf,
+		}, d.log)
+	}
+	if err != nil {
+		return nil, fmt.Errorf("configuration of the qemu driver: %w", err)
+	}
 	return d, nil
 }
 
@@ -132,7 +138,7 @@ func (d *Driver) Probe(ctx context.Context) (hypervisor.Info, error) {
 	if err != nil {
 		return hypervisor.Info{}, err
 	}
-	accel, why, err := readKVMFacts().resolve(vm.AccelAuto)
+	accel, why, err := resolve(jail.ReadKVM(), vm.AccelAuto)
 	if err != nil {
 		return hypervisor.Info{}, err
 	}
@@ -157,9 +163,8 @@ func (d *Driver) Probe(ctx context.Context) (hypervisor.Info, error) {
 	if os.Geteuid() != 0 {
 		info.Notes = append(info.Notes, "starting VMs needs root: each VM gets its own user, namespaces and cgroup")
 	}
-	groups := d.cgroups()
-	info.Isolated = groups.usable()
-	info.Notes = append(info.Notes, groups.notes()...)
+	info.Isolated = d.jail.Cgroups.Usable()
+	info.Notes = append(info.Notes, d.jail.Cgroups.Notes()...)
 	return info, nil
 }
 
@@ -209,45 +214,4 @@ func (d *Driver) firmware(name string) string {
 		}
 	}
 	return ""
-}
-
-// uuidOf is the UUID by which the guest knows its VM, and by which we find it in the process list: a version 8 UUID (RFC 9562)
-// made from the hash of its id.
-func uuidOf(id vm.ID) string {
-	sum := sha256.Sum256([]byte("cocoonstack.io/vm/" + string(id)))
-	sum[6], sum[8] = sum[6]&0x0f|0x80, sum[8]&0x3f|0x80
-	return fmt.Sprintf("%x-%x-%x-%x-%x", sum[0:4], sum[4:6], sum[6:8], sum[8:10], sum[10:16])
-}
-
-// takeUID assigns a user id to VM id. It depends only on the id, unless another instance in use has the same one.
-func (d *Driver) takeUID(id vm.ID) (uint32, error) {
-	h := fnv.New32a()
-	_, _ = h.Write([]byte(id))
-	first := h.Sum32() % d.cfg.UIDCount
-	d.mu.Lock()
-	defer d.mu.Unlock()
-	for i := range d.cfg.UIDCount {
-		uid := d.cfg.UIDBase + (first+i)%d.cfg.UIDCount
-		if !d.uids[uid] {
-			d.uids[uid] = true
-			return uid, nil
-		}
-	}
-	return 0, errdefs.Exhaustedf("all %d user ids for VMs are in use; configure a larger range", d.cfg.UIDCount)
-}
-
-func (d *Driver) holdUID(uid uint32) {
-	d.mu.Lock()
-	defer d.mu.Unlock()
-	d.uids[uid] = true
-}
-
-func (d *Driver) dropUID(uid uint32) {
-	d.mu.Lock()
-	defer d.mu.Unlock()
-	delete(d.uids, uid)
-}
-
-func (d *Driver) ownUID(uid uint32) bool {
-	return uid >= d.cfg.UIDBase && uid-d.cfg.UIDBase < d.cfg.UIDCount
 }

@@ -167,11 +167,9 @@ func (i *instance) growTo(ctx context.Context, c *qmp.Client, to vm.Size) error 
 	case more > m.most:
 		return errdefs.Invalidf("it has room for %d bytes of memory", m.boot+m.most)
 	}
-	if groups, err := i.d.cgroupsOf(i.h.Dir, i.h.Cgroup); err != nil {
+	now := hypervisor.Plan{CPUs: cpus + lacks, Memory: m.boot + more, Graphics: i.h.Graphics}
+	if err := i.d.jail.Cgroups.Limit(i.h.ID, i.h.Dir, i.h.Cgroup, bounds(now, i.d.cfg.TBSize)); err != nil {
 		return err
-	} else if groups.mount != "" {
-		now := hypervisor.Plan{CPUs: cpus + lacks, Memory: m.boot + more, Graphics: i.h.Graphics}
-		limit(groups.path(i.h.ID), now, overhead(now, i.d.cfg.TBSize))
 	}
 	for _, p := range free[:lacks] {
 		if err := c.Execute(ctx, "device_add", p.device(), nil); err != nil {

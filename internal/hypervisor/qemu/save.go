@@ -13,6 +13,7 @@ import (
 
 	"cocoonstack.io/cocoon/internal/errdefs"
 	"cocoonstack.io/cocoon/internal/hypervisor"
+	"cocoonstack.io/cocoon/internal/hypervisor/jail"
 	"cocoonstack.io/cocoon/internal/hypervisor/qemu/qmp"
 	"cocoonstack.io/cocoon/internal/vm"
 )
@@ -121,7 +122,7 @@ func (s *save) makeFiles(context.Context) error {
 		return nil
 	}
 	var err error
-	s.base, err = openData(file{kind: fileRead, path: s.plan.Base})
+	s.base, err = jail.OpenData(s.plan.Base, "", false)
 	return err
 }
 

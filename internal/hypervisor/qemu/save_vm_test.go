@@ -69,16 +69,6 @@ func counts(t testing.TB, logs ...string) (all []int) {
 	return all
 }
 
-func consoleOf(t testing.TB, i hypervisor.Instance) string {
-	t.Helper()
-	c, _ := hypervisor.As[hypervisor.ConsoleOpener](i)
-	b, err := os.ReadFile(c.ConsoleLog())
-	if err != nil {
-		t.Fatal(err)
-	}
-	return string(b)
-}
-
 func consecutive(t testing.TB, all []int) {
 	t.Helper()
 	for n := 1; n < len(all); n++ {

@@ -15,6 +15,7 @@ import (
 	"cocoonstack.io/cocoon/internal/errdefs"
 	"cocoonstack.io/cocoon/internal/hostdir"
 	"cocoonstack.io/cocoon/internal/hypervisor"
+	"cocoonstack.io/cocoon/internal/hypervisor/jail"
 	"cocoonstack.io/cocoon/internal/proc"
 	"cocoonstack.io/cocoon/internal/vm"
 )
@@ -199,11 +200,8 @@ func (i *instance) abandon(ctx context.Context, cause string) {
 
 // shareIDs are those of the servers of the VM that has uid: a whole block of the range. Nothing on the host has such an id.
 func (d *Driver) shareIDs(uid uint32) (proc.IDs, error) {
-	blocks := d.cfg.UIDCount / idBlock
-	if blocks == 0 {
-		return proc.IDs{}, errdefs.Preconditionf("a shared folder needs %d user ids, and the configured range has %d; configure a larger range", idBlock, d.cfg.UIDCount)
-	}
-	return proc.IDs{Base: d.cfg.UIDBase + (uid-d.cfg.UIDBase)/idBlock%blocks*idBlock, Count: idBlock}, nil
+	base, err := d.jail.Users.Block(uid, idBlock)
+	return proc.IDs{Base: base, Count: idBlock}, err
 }
 
 // virtiofsd finds the program; distributions keep it outside of PATH.
@@ -225,7 +223,7 @@ func (l *launch) share(ctx context.Context) error {
 	if err != nil {
 		return err
 	}
-	log, err := l.dir.appendTo(shareLog)
+	log, err := l.dir.AppendTo(shareLog)
 	if err != nil {
 		return err
 	}
@@ -267,26 +265,26 @@ func (l *launch) serve(ctx context.Context, bin string, log *os.File, s hypervis
 		return nil, err
 	}
 	defer tree.Close()
-	listener, err := l.dir.listen(shareSocket)
+	listener, err := l.dir.Listen(shareSocket)
 	if err != nil {
 		return nil, err
 	}
 	defer listener.Close()
-	conn, err := dialUnix(ctx, l.plan.Dir, shareSocket) // the kernel queues it until the server accepts
+	conn, err := jail.Dial(ctx, l.plan.Dir, shareSocket) // the kernel queues it until the server accepts
 	if err != nil {
 		return nil, err
 	}
 	defer conn.Close()
-	if err := l.dir.remove(shareSocket); err != nil { // nobody else can connect
+	if err := l.dir.Remove(shareSocket); err != nil { // nobody else can connect
 		return nil, err
 	}
 	end, err := conn.(*net.UnixConn).File()
 	if err != nil {
 		return nil, fmt.Errorf("connect its server: %w", err)
 	}
-	mount := &proc.Mount{Tree: tree, Name: uuidOf(l.plan.ID), File: s.File}
+	mount := &proc.Mount{Tree: tree, Name: jail.UUID(l.plan.ID), File: s.File}
 	p, err := proc.Start(proc.Spec{
-		Path: bin, Env: []string{"LANG=C"}, Files: []*os.File{listener}, Out: log, CgroupDir: l.cgroup, CgroupTasks: l.tasks,
+		Path: bin, Env: []string{"LANG=C"}, Files: []*os.File{listener}, Out: log, CgroupDir: l.cgroup.Dir, CgroupTasks: l.cgroup.Tasks,
 		Args:     []string{filepath.Base(bin), "--fd=" + strconv.Itoa(firstFileFd), "-o", marker(mount.Name), "-o", "sandbox=namespace,cache=auto", "-f", "--rlimit-nofile=0"},
 		Isolated: true, Mapped: &ids, Mount: mount,
 	})

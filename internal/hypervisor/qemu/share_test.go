@@ -1,35 +1,21 @@
 package qemu
 
 import (
+	"log/slog"
 	"os"
 	"path/filepath"
 	"slices"
+	"strconv"
 	"strings"
 	"testing"
 
 	"cocoonstack.io/cocoon/internal/errdefs"
 	"cocoonstack.io/cocoon/internal/hypervisor"
+	"cocoonstack.io/cocoon/internal/hypervisor/jail"
 	"cocoonstack.io/cocoon/internal/proc"
 	"cocoonstack.io/cocoon/internal/testkit/need"
 	"cocoonstack.io/cocoon/internal/vm"
 )
-
-func TestShareIDs(t *testing.T) {
-	for _, c := range []struct{ base, count, uid, want uint32 }{
-		{0x70000000, 0x0fffffff, 0x70000005, 0x70000000},
-		{0x70000000, 0x0fffffff, 0x70012345, 0x70010000},
-		{0x70000000, 0x0fffffff, 0x7ffffffe, 0x70000000}, // the last block is not whole
-		{100_000, idBlock, 100_000 + idBlock - 1, 100_000},
-	} {
-		d := &Driver{cfg: Config{UIDBase: c.base, UIDCount: c.count}}
-		if ids, err := d.shareIDs(c.uid); err != nil || ids.Base != c.want || ids.Count != idBlock || !d.ownUID(ids.Base) || !d.ownUID(ids.Base+ids.Count-1) {
-			t.Errorf("%+v: %+v, %v", c, ids, err)
-		}
-	}
-	if _, err := (&Driver{cfg: Config{UIDBase: 100_000, UIDCount: 1000}}).shareIDs(100_001); !errdefs.IsFailedPrecondition(err) {
-		t.Errorf("a small range: %v", err)
-	}
-}
 
 // shareOnly is a launch that has come as far as its servers.
 func shareOnly(t *testing.T) *launch {
@@ -59,11 +45,11 @@ func shareOnly(t *testing.T) *launch {
 		t.Fatal(err)
 	}
 	_ = tree.Close()
-	if l.dir, err = openDir(l.plan.Dir); err != nil {
+	if l.dir, err = jail.OpenDir(l.plan.Dir); err != nil {
 		t.Fatal(err)
 	}
 	t.Cleanup(l.release)
-	if l.uid, err = d.takeUID(l.plan.ID); err != nil {
+	if l.uid, err = d.jail.Users.Take(l.plan.ID); err != nil {
 		t.Fatal(err)
 	}
 	if err := l.makeCgroup(t.Context()); err != nil {
@@ -74,7 +60,7 @@ func shareOnly(t *testing.T) *launch {
 
 func serving(t *testing.T, l *launch) (n int) {
 	t.Helper()
-	found, err := proc.Find(func(_ int, args []string) bool { return slices.Contains(args, marker(uuidOf(l.plan.ID))) })
+	found, err := proc.Find(func(_ int, args []string) bool { return slices.Contains(args, marker(jail.UUID(l.plan.ID))) })
 	if err != nil {
 		t.Fatal(err)
 	}
@@ -89,11 +75,9 @@ func TestReapServers(t *testing.T) {
 	for _, cgroup := range []bool{true, false} {
 		l := shareOnly(t)
 		if !cgroup { // as on a host without a usable tree
-			if l.cgroup != nil {
-				_ = l.cgroup.Close()
-				l.cgroup = nil
-			}
-			if err := l.d.cgroups().remove(l.plan.ID); err != nil {
+			l.cgroup.Close()
+			l.cgroup = jail.Cgroup{}
+			if err := l.d.jail.Cgroups.Remove(l.plan.ID, l.plan.Dir, nil); err != nil {
 				t.Fatal(err)
 			}
 		}
@@ -138,4 +122,14 @@ func TestShareFails(t *testing.T) {
 	if err := l.share(t.Context()); !errdefs.IsUnavailable(err) || !strings.Contains(err.Error(), "apt-get install") {
 		t.Errorf("without the program: %v", err)
 	}
+}
+
+// shareDriver is a driver whose cgroups belong to this test alone.
+func shareDriver(t *testing.T) *Driver {
+	t.Helper()
+	d, err := New(Config{Cgroup: "cocoon-share-" + strconv.Itoa(os.Getpid())}, slog.New(slog.NewTextHandler(t.Output(), nil)))
+	if err != nil {
+		t.Fatal(err)
+	}
+	return d
 }

@@ -56,11 +56,7 @@ func told(t *testing.T, i hypervisor.Instance, script string) string {
 
 func serversOf(t *testing.T, p hypervisor.Plan) []*proc.Process {
 	t.Helper()
-	groups, err := testDriver(t).cgroupsOf(p.Dir, nil)
-	if err != nil {
-		t.Fatal(err)
-	}
-	found, err := proc.InCgroup(groups.path(p.ID))
+	found, err := testDriver(t).jail.Cgroups.Processes(p.ID, p.Dir, nil)
 	if err != nil {
 		t.Fatal(err)
 	}
@@ -123,7 +119,7 @@ func TestShares(t *testing.T) {
 		t.Errorf("%d processes of servers", len(servers))
 	}
 	for _, s := range servers {
-		if uid, err := proc.UID(s.PID()); err != nil || !d.ownUID(uid) {
+		if uid, err := proc.UID(s.PID()); err != nil || !d.jail.Users.Owns(uid) {
 			t.Errorf("a server runs as %d, %v", uid, err)
 		}
 		status, _ := os.ReadFile(fmt.Sprintf("/proc/%d/status", s.PID()))

@@ -12,6 +12,7 @@ import (
 	"golang.org/x/sys/unix"
 
 	"cocoonstack.io/cocoon/internal/errdefs"
+	"cocoonstack.io/cocoon/internal/hypervisor/jail"
 	"cocoonstack.io/cocoon/internal/proc"
 	"cocoonstack.io/cocoon/internal/vm"
 )
@@ -53,17 +54,17 @@ func (l *launch) startTPM(ctx context.Context) error {
 	if err != nil {
 		return err
 	}
-	uid, err := l.d.takeUID(l.plan.ID + "-tpm")
+	uid, err := l.d.jail.Users.Take(l.plan.ID + "-tpm")
 	if err != nil {
 		return err
 	}
-	l.d.dropUID(uid) // the ids of the range are far more than VMs, so nobody else takes it
+	l.d.jail.Users.Drop(uid) // the ids of the range are far more than VMs, so nobody else takes it
 	state, err := l.tpmState(uid)
 	if err != nil {
 		return fmt.Errorf("the folder of the TPM: %w", err)
 	}
 	defer state.Close()
-	log, err := l.dir.appendTo(tpmLog)
+	log, err := l.dir.AppendTo(tpmLog)
 	if err != nil {
 		return err
 	}
@@ -79,9 +80,9 @@ func (l *launch) startTPM(ctx context.Context) error {
 	defer its.Close()
 	// The name of the process is the mark by which it is found again.
 	p, err := proc.Start(proc.Spec{
-		Path: bin, Env: []string{"LANG=C"}, Files: []*os.File{its, state}, Out: log, User: &proc.User{UID: uid, GID: uid}, CgroupDir: l.cgroup, CgroupTasks: l.tasks, Isolated: true,
+		Path: bin, Env: []string{"LANG=C"}, Files: []*os.File{its, state}, Out: log, User: &proc.User{UID: uid, GID: uid}, CgroupDir: l.cgroup.Dir, CgroupTasks: l.cgroup.Tasks, Isolated: true,
 		Args: []string{
-			marker(uuidOf(l.plan.ID)), "socket", "--tpm2", "--terminate", "--ctrl", "type=unixio,clientfd=" + strconv.Itoa(firstFileFd),
+			marker(jail.UUID(l.plan.ID)), "socket", "--tpm2", "--terminate", "--ctrl", "type=unixio,clientfd=" + strconv.Itoa(firstFileFd),
 			"--tpmstate", "dir=/proc/self/fd/" + strconv.Itoa(firstFileFd+1) + ",mode=0600",
 		},
 	})

@@ -8,6 +8,7 @@ import (
 
 	"cocoonstack.io/cocoon/internal/errdefs"
 	"cocoonstack.io/cocoon/internal/hypervisor"
+	"cocoonstack.io/cocoon/internal/hypervisor/jail"
 	"cocoonstack.io/cocoon/internal/vm"
 )
 
@@ -30,7 +31,7 @@ func TestVSOCK(t *testing.T) {
 	}
 	for want, h := range map[uint32]handle{0: {UID: 500017}, 500017: {UID: 500017, VSOCK: true}} {
 		h.Driver, h.Version, h.ID, h.PID, h.Dir = Name, handleVersion, vm.NewID(), 4711, "/run/x"
-		h.UUID = uuidOf(h.ID)
+		h.UUID = jail.UUID(h.ID)
 		b, err := h.encode()
 		if err != nil {
 			t.Fatal(err)

@@ -74,6 +74,29 @@ func QEMU(t testing.TB) string {
 	return Tool(t, name)
 }
 
+// Hypervisor finds a program of `make hypervisors` in PATH, in the folder COCOON_TEST_BIN, in bin/hypervisors, or in shared/bin beside the
+// checkout, and returns its path. Where it is in none of them the test is skipped, even if nothing may be missing: its build needs Rust.
+func Hypervisor(t testing.TB, name string) string {
+	t.Helper()
+	if path, err := exec.LookPath(name); err == nil {
+		return path
+	}
+	dirs := []string{os.Getenv("COCOON_TEST_BIN")}
+	if root, err := moduleRoot(); err == nil {
+		dirs = append(dirs, filepath.Join(root, "bin/hypervisors"), filepath.Join(root, "../shared/bin"))
+	}
+	for _, dir := range dirs {
+		if dir == "" {
+			continue
+		}
+		if path, err := exec.LookPath(filepath.Join(dir, name)); err == nil {
+			return path
+		}
+	}
+	t.Skip(name + " is needed: run make hypervisors, put it into PATH, or name its folder by COCOON_TEST_BIN")
+	return ""
+}
+
 // Tool needs a program in PATH and returns its path.
 func Tool(t testing.TB, name string) string {
 	t.Helper()

@@ -51,3 +51,22 @@ func TestBuiltFindsTheCheckout(t *testing.T) {
 		t.Errorf("got %q", got)
 	}
 }
+
+func TestHypervisorIsFoundOrSkipped(t *testing.T) {
+	dir := t.TempDir()
+	want := filepath.Join(dir, "no-such-vmm")
+	t.Setenv("PATH", t.TempDir())
+	t.Setenv(RequireEnv, "1")
+	t.Setenv("COCOON_TEST_BIN", dir)
+	r := &recorder{TB: t}
+	Hypervisor(r, "no-such-vmm")
+	if r.failed != "" || !strings.Contains(r.skipped, "make hypervisors") {
+		t.Errorf("skipped %q, failed %q", r.skipped, r.failed)
+	}
+	if err := os.WriteFile(want, []byte("#!/bin/sh\n"), 0o755); err != nil {
+		t.Fatal(err)
+	}
+	if got := Hypervisor(t, "no-such-vmm"); got != want {
+		t.Errorf("got %q, want %q", got, want)
+	}
+}

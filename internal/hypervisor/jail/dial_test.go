@@ -1,4 +1,4 @@
-package qemu
+package jail
 
 import (
 	"net"
@@ -36,7 +36,7 @@ func TestDialWaitsForItsTurn(t *testing.T) {
 			_ = syscall.Close(n)
 		}
 	})
-	c, err := dialUnix(t.Context(), dir, "s")
+	c, err := Dial(t.Context(), dir, "s")
 	if err != nil {
 		t.Fatal(err)
 	}

@@ -1,19 +1,19 @@
-// Package thinguest boots the machine that `make lvm-guest` builds, whose kernel has device-mapper, for tests that need thin pools of LVM.
+// Package machine boots the small emulated machines that `make lvm-guest` and `make kvm-guest` build, for what needs another kernel than
+// this host's: thin pools of LVM, or KVM, vhost and taps.
 //
-// It knows nothing of what a test does there: a script of the test runs in the machine.
-package thinguest
+// Run is for tests that bring a script and all files that it needs. Exec runs one program on the machine with KVM, which sees this host's
+// files; hack/in-kvm.sh is its command. The package knows nothing of what a test does there.
+package machine
 
 import (
 	"bytes"
 	"context"
 	"errors"
-	"fmt"
 	"io"
 	"maps"
 	"os"
 	"os/exec"
 	"path/filepath"
-	"slices"
 	"strconv"
 	"strings"
 	"syscall"
@@ -25,7 +25,7 @@ import (
 
 const diskSize = 1 << 30 // bytes, sparse
 
-// Machine says what runs in the machine.
+// Machine says what runs in the machine of `make lvm-guest`.
 type Machine struct {
 	Start  string            // script that runs as root when the machine has booted; the machine is switched off when it ends
 	Files  map[string][]byte // programs and other files, by path without a slash at the front
@@ -41,28 +41,19 @@ func Run(t testing.TB, m Machine) string {
 	qemu := need.QEMU(t)
 	kernel, initramfs := need.Built(t, "bin/lvm/vmlinux", "make lvm-guest"), need.Built(t, "bin/lvm/initramfs", "make lvm-guest")
 	dir := t.TempDir()
-	base, err := os.ReadFile(initramfs)
-	if err != nil {
-		t.Fatal(err)
-	}
 	files := maps.Clone(m.Files)
 	files["start"] = []byte(m.Start)
-	disk := filepath.Join(dir, "disk")
-	if err := errors.Join(os.WriteFile(filepath.Join(dir, "initramfs"), append(base, cpio(files)...), 0o600), os.WriteFile(disk, nil, 0o600), os.Truncate(disk, diskSize)); err != nil {
+	disk, own := filepath.Join(dir, "disk"), filepath.Join(dir, "initramfs")
+	if err := errors.Join(add(own, initramfs, files), os.WriteFile(disk, nil, 0o600), os.Truncate(disk, diskSize)); err != nil {
 		t.Fatal(err)
 	}
 	ctx, cancel := context.WithTimeout(t.Context(), m.Limit)
 	defer cancel()
 	var out bytes.Buffer
-	cmd := exec.CommandContext(
-		ctx, qemu, "-nodefaults", "-no-user-config", "-display", "none", "-monitor", "none", "-no-reboot",
-		"-accel", "tcg,thread=multi,tb-size=256", "-cpu", "max", "-machine", "q35", "-smp", strconv.Itoa(max(1, m.CPUs)), "-m", strconv.Itoa(m.Memory),
-		"-kernel", kernel, "-initrd", filepath.Join(dir, "initramfs"),
-		"-append", "console=ttyS0 quiet panic=-1 mitigations=off tsc=reliable no_timer_check cryptomgr.notests audit=0",
-		"-drive", "if=none,id=disk,format=raw,cache=unsafe,discard=unmap,file="+disk, "-device", "virtio-blk-pci,drive=disk",
-		"-device", "virtio-rng-pci", "-serial", "stdio",
+	cmd := command(
+		ctx, qemu, kernel, own, max(1, m.CPUs), m.Memory,
+		"-drive", "if=none,id=disk,format=raw,cache=unsafe,discard=unmap,file="+disk, "-device", "virtio-blk-pci,drive=disk", "-serial", "stdio",
 	)
-	cmd.SysProcAttr = &syscall.SysProcAttr{Pdeathsig: syscall.SIGKILL}
 	cmd.Stdout = &out
 	if path := os.Getenv("COCOON_LVM_OUTPUT"); path != "" {
 		f, err := os.Create(path)
@@ -73,7 +64,7 @@ func Run(t testing.TB, m Machine) string {
 		cmd.Stdout = io.MultiWriter(&out, f)
 	}
 	cmd.Stderr = cmd.Stdout
-	err = cmd.Run()
+	err := cmd.Run()
 	said := strings.ReplaceAll(out.String(), "\r\n", "\n")
 	if err != nil {
 		t.Fatalf("the machine: %v, %v\n%s", err, ctx.Err(), said)
@@ -97,27 +88,25 @@ func Tests(t testing.TB) []byte {
 	return text
 }
 
-// cpio returns an archive of programs, which the kernel unpacks after the one before it (newc).
-func cpio(files map[string][]byte) []byte {
-	var out bytes.Buffer
-	pad := func() { out.Write(make([]byte, (4-out.Len()%4)%4)) }
-	add := func(name string, mode int, data []byte) {
-		fmt.Fprintf(&out, "070701%08x%08x%08x%08x%08x%08x%08x%08x%08x%08x%08x%08x%08x", 0, mode, 0, 0, 1, 0, len(data), 0, 0, 0, 0, len(name)+1, 0)
-		out.WriteString(name + "\x00")
-		pad()
-		out.Write(data)
-		pad()
+// command returns the QEMU of a machine whose CPUs have KVM. It dies with this process. memory is in MiB.
+func command(ctx context.Context, qemu, kernel, initramfs string, cpus, memory int, devices ...string) *exec.Cmd {
+	args := []string{
+		"-nodefaults", "-no-user-config", "-display", "none", "-monitor", "none", "-no-reboot",
+		"-accel", "tcg,thread=multi,tb-size=256", "-cpu", "max", "-machine", "q35", "-smp", strconv.Itoa(cpus), "-m", strconv.Itoa(memory),
+		"-kernel", kernel, "-initrd", initramfs,
+		"-append", "console=ttyS0 quiet panic=-1 mitigations=off tsc=reliable no_timer_check cryptomgr.notests audit=0",
+		"-device", "virtio-rng-pci",
 	}
-	made := map[string]bool{}
-	for _, name := range slices.Sorted(maps.Keys(files)) {
-		for at := range name {
-			if dir := name[:at]; name[at] == '/' && !made[dir] {
-				add(dir, 0o40755, nil)
-				made[dir] = true
-			}
-		}
-		add(name, 0o100755, files[name])
+	cmd := exec.CommandContext(ctx, qemu, append(args, devices...)...)
+	cmd.SysProcAttr = &syscall.SysProcAttr{Pdeathsig: syscall.SIGKILL}
+	return cmd
+}
+
+// add writes an initramfs that is base with more files.
+func add(path, base string, files map[string][]byte) error {
+	text, err := os.ReadFile(base)
+	if err != nil {
+		return err
 	}
-	add("TRAILER!!!", 0, nil)
-	return out.Bytes()
+	return os.WriteFile(path, append(text, cpio(files)...), 0o600)
 }

@@ -1,4 +1,4 @@
-package qemu
+package jail
 
 import (
 	"context"
@@ -15,8 +15,8 @@ import (
 	"cocoonstack.io/cocoon/internal/vm"
 )
 
-// openTaps attaches to the tap of each NIC, in the namespace of the tap. The taps must exist; this creates none.
-func openTaps(ctx context.Context, nics []vm.NIC) ([]*os.File, error) {
+// OpenTaps attaches to the tap of each NIC, in the namespace of the tap. The taps must exist; this creates none. The caller closes them.
+func OpenTaps(ctx context.Context, nics []vm.NIC) ([]*os.File, error) {
 	taps := make([]*os.File, len(nics))
 	for i, n := range nics {
 		open := func() (err error) {
@@ -35,7 +35,7 @@ func openTaps(ctx context.Context, nics []vm.NIC) ([]*os.File, error) {
 			})
 		}
 		if err != nil {
-			closeAll(taps)
+			CloseAll(taps)
 			return nil, err
 		}
 	}

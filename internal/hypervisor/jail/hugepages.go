@@ -1,4 +1,4 @@
-package qemu
+package jail
 
 import (
 	"errors"
@@ -12,12 +12,12 @@ import (
 	"cocoonstack.io/cocoon/internal/hypervisor"
 )
 
-// sysfs is where Linux tells of its memory.
-const sysfs = "/sys"
+// Sysfs is where Linux tells of its memory.
+const Sysfs = "/sys"
 
-// enoughHugePages returns ResourceExhausted if the node has fewer free huge pages than the guest needs. sys is where sysfs is. QEMU would say that
+// EnoughHugePages returns ResourceExhausted if the node has fewer free huge pages than the guest needs. sys is where sysfs is. A hypervisor would say that
 // it cannot allocate memory.
-func enoughHugePages(sys string, p hypervisor.Plan) error {
+func EnoughHugePages(sys string, p hypervisor.Plan) error {
 	if p.Huge == 0 {
 		return nil
 	}

@@ -1,11 +1,10 @@
-package qemu
+package savedmemory
 
 import (
 	"bytes"
 	"context"
 	"errors"
 	"io"
-	"log/slog"
 	"os"
 	"path/filepath"
 	"sync"
@@ -18,7 +17,6 @@ import (
 	"cocoonstack.io/cocoon/internal/errdefs"
 	"cocoonstack.io/cocoon/internal/hypervisor"
 	"cocoonstack.io/cocoon/internal/sparse"
-	"cocoonstack.io/cocoon/internal/vm"
 )
 
 const testMemory = 12 << 20
@@ -56,34 +54,34 @@ func sameBytes(t *testing.T, f *os.File, path string) {
 }
 
 func TestTemplateIsSealed(t *testing.T) {
-	ts := templates{budget: 1 << 30}
+	ts := Cache{budget: 1 << 30}
 	path := savedMemory(t, "memory", 7)
-	m, err := ts.use(t.Context(), loadOf(path, ""), testMemory)
+	m, err := ts.Use(t.Context(), loadOf(path, ""), testMemory)
 	if err != nil {
 		t.Fatal(err)
 	}
-	defer m.release()
-	sameBytes(t, m.file, path)
-	if _, err := m.file.WriteAt([]byte("x"), 0); !errors.Is(err, unix.EPERM) {
+	defer m.Release()
+	sameBytes(t, m.File, path)
+	if _, err := m.File.WriteAt([]byte("x"), 0); !errors.Is(err, unix.EPERM) {
 		t.Errorf("write: %v", err)
 	}
-	if err := m.file.Truncate(0); !errors.Is(err, unix.EPERM) {
+	if err := m.File.Truncate(0); !errors.Is(err, unix.EPERM) {
 		t.Errorf("truncate: %v", err)
 	}
-	if _, err := unix.Mmap(int(m.file.Fd()), 0, 4096, unix.PROT_READ|unix.PROT_WRITE, unix.MAP_SHARED); !errors.Is(err, unix.EPERM) {
+	if _, err := unix.Mmap(int(m.File.Fd()), 0, 4096, unix.PROT_READ|unix.PROT_WRITE, unix.MAP_SHARED); !errors.Is(err, unix.EPERM) {
 		t.Errorf("map shared: %v", err)
 	}
-	private, err := unix.Mmap(int(m.file.Fd()), 0, 4096, unix.PROT_READ|unix.PROT_WRITE, unix.MAP_PRIVATE)
+	private, err := unix.Mmap(int(m.File.Fd()), 0, 4096, unix.PROT_READ|unix.PROT_WRITE, unix.MAP_PRIVATE)
 	if err != nil {
 		t.Fatalf("map copy-on-write: %v", err)
 	}
 	private[0] = 'x'
-	sameBytes(t, m.file, path)
+	sameBytes(t, m.File, path)
 	if err := unix.Munmap(private); err != nil {
 		t.Error(err)
 	}
 	var st unix.Stat_t
-	if err := unix.Fstat(int(m.file.Fd()), &st); err != nil || st.Blocks*512 > testMemory/2 {
+	if err := unix.Fstat(int(m.File.Fd()), &st); err != nil || st.Blocks*512 > testMemory/2 {
 		t.Errorf("it occupies %d bytes: holes were filled; %v", st.Blocks*512, err)
 	}
 }
@@ -119,20 +117,20 @@ func TestSealWaits(t *testing.T) {
 }
 
 func TestTemplateIsLoadedOnce(t *testing.T) {
-	ts := templates{budget: 1 << 30}
+	ts := Cache{budget: 1 << 30}
 	path := savedMemory(t, "memory", 7)
 	files := make(chan *os.File, 8)
 	var wg sync.WaitGroup
 	for range cap(files) {
 		wg.Go(func() {
-			m, err := ts.use(t.Context(), loadOf(path, ""), testMemory)
+			m, err := ts.Use(t.Context(), loadOf(path, ""), testMemory)
 			if err != nil {
 				t.Error(err)
 				return
 			}
-			files <- m.file
-			m.release()
-			m.release() // as when both the launch and the instance release it
+			files <- m.File
+			m.Release()
+			m.Release() // as when both the launch and the instance release it
 		})
 	}
 	wg.Wait()
@@ -151,12 +149,12 @@ func TestTemplateIsLoadedOnce(t *testing.T) {
 }
 
 func TestTemplatesAreBounded(t *testing.T) {
-	ts := templates{budget: 40 << 10} // each takes 12 KiB
+	ts := Cache{budget: 40 << 10} // each takes 12 KiB
 	var paths []string
-	var held []*memory
+	var held []*Memory
 	for n := range 6 {
 		path := savedMemory(t, "memory", byte(n+1))
-		m, err := ts.use(t.Context(), loadOf(path, ""), testMemory)
+		m, err := ts.Use(t.Context(), loadOf(path, ""), testMemory)
 		if err != nil {
 			t.Fatal(err)
 		}
@@ -166,7 +164,7 @@ func TestTemplatesAreBounded(t *testing.T) {
 		t.Errorf("%d of 6 templates in use are kept", len(ts.all))
 	}
 	for _, m := range held {
-		m.release()
+		m.Release()
 	}
 	if len(ts.all) != 3 {
 		t.Errorf("%d templates are kept, want 3", len(ts.all))
@@ -180,77 +178,46 @@ func TestTemplatesAreBounded(t *testing.T) {
 	if err := os.Remove(paths[5]); err != nil {
 		t.Fatal(err)
 	}
-	m, err := ts.use(t.Context(), loadOf(paths[4], ""), testMemory)
+	m, err := ts.Use(t.Context(), loadOf(paths[4], ""), testMemory)
 	if err != nil {
 		t.Fatal(err)
 	}
-	m.release()
+	m.Release()
 	if len(ts.all) != 2 {
 		t.Errorf("%d templates are kept, want 2", len(ts.all))
 	}
 }
 
 func TestTemplateOfNewContent(t *testing.T) {
-	ts := templates{budget: 1 << 30}
+	ts := Cache{budget: 1 << 30}
 	path := savedMemory(t, "memory", 1)
-	old, err := ts.use(t.Context(), loadOf(path, ""), testMemory)
+	old, err := ts.Use(t.Context(), loadOf(path, ""), testMemory)
 	if err != nil {
 		t.Fatal(err)
 	}
-	defer old.release()
+	defer old.Release()
 	if err := os.Rename(savedMemory(t, "memory2", 2), path); err != nil {
 		t.Fatal(err)
 	}
-	m, err := ts.use(t.Context(), loadOf(path, ""), testMemory)
+	m, err := ts.Use(t.Context(), loadOf(path, ""), testMemory)
 	if err != nil {
 		t.Fatal(err)
 	}
-	defer m.release()
-	sameBytes(t, m.file, path)
+	defer m.Release()
+	sameBytes(t, m.File, path)
 }
 
 func TestLoadAlone(t *testing.T) {
 	path := savedMemory(t, "memory", 9)
-	m, err := loadAlone(t.Context(), loadOf(path, ""), testMemory)
+	m, err := LoadAlone(t.Context(), loadOf(path, ""), testMemory)
 	if err != nil {
 		t.Fatal(err)
 	}
-	sameBytes(t, m.file, path)
-	if _, err := m.file.WriteAt([]byte("x"), 0); err != nil {
+	sameBytes(t, m.File, path)
+	if _, err := m.File.WriteAt([]byte("x"), 0); err != nil {
 		t.Errorf("write: %v", err)
 	}
-	m.release()
-}
-
-// TestLoadHasNoLimit loads memory for longer than a process may take to answer, both for memory that is shared and for memory
-// that is not.
-func TestLoadHasNoLimit(t *testing.T) {
-	bin, err := os.Executable() // never executed: its facts are set in advance
-	if err != nil {
-		t.Fatal(err)
-	}
-	st, err := os.Stat(bin)
-	if err != nil {
-		t.Fatal(err)
-	}
-	for _, alone := range []bool{true, false} {
-		d, err := New(Config{Binary: bin, LaunchTime: time.Nanosecond}, slog.New(slog.DiscardHandler))
-		if err != nil {
-			t.Fatal(err)
-		}
-		d.facts = factsCache{path: bin, size: st.Size(), mtime: st.ModTime(), value: binaryFacts{version: "7.2.22", machine: "pc-q35-7.2"}}
-		p := ociPlan()
-		p.Dir, p.Memory, p.NICs, p.Accel = t.TempDir(), testMemory, nil, vm.AccelTCG
-		p.Incoming = &hypervisor.Incoming{State: "/none", Memory: savedMemory(t, "memory", 9), Alone: alone}
-		l := &launch{d: d, plan: p}
-		if err := l.run(t.Context()); !errdefs.IsFailedPrecondition(err) || l.memory == nil { // the disks do not exist
-			t.Errorf("alone %v: %v, memory %v", alone, err, l.memory)
-		}
-		l.release()
-		if err := l.undo.Run(t.Context()); err != nil {
-			t.Error(err)
-		}
-	}
+	m.Release()
 }
 
 // TestLoadDelta loads memory that is saved as a delta to another memory.
@@ -278,14 +245,14 @@ func TestLoadDelta(t *testing.T) {
 	if err := os.WriteFile(whole, want, 0o600); err != nil {
 		t.Fatal(err)
 	}
-	ts := templates{budget: 1 << 30}
-	for _, use := range []func(context.Context, *hypervisor.Incoming, int64) (*memory, error){ts.use, loadAlone} {
+	ts := Cache{budget: 1 << 30}
+	for _, use := range []func(context.Context, *hypervisor.Incoming, int64) (*Memory, error){ts.Use, LoadAlone} {
 		m, err := use(t.Context(), loadOf(path, base), testMemory)
 		if err != nil {
 			t.Fatal(err)
 		}
-		sameBytes(t, m.file, whole)
-		m.release()
+		sameBytes(t, m.File, whole)
+		m.Release()
 		if _, err := use(t.Context(), loadOf(path, ""), testMemory); !errdefs.Is(err, errdefs.DataLoss) {
 			t.Errorf("without its base: %v", err)
 		}
@@ -296,9 +263,9 @@ func TestLoadDelta(t *testing.T) {
 }
 
 func TestMemoryRefused(t *testing.T) {
-	ts := templates{budget: 1 << 30}
+	ts := Cache{budget: 1 << 30}
 	path := savedMemory(t, "memory", 9)
-	for name, use := range map[string]func(context.Context, *hypervisor.Incoming, int64) (*memory, error){"shared": ts.use, "alone": loadAlone} {
+	for name, use := range map[string]func(context.Context, *hypervisor.Incoming, int64) (*Memory, error){"shared": ts.Use, "alone": LoadAlone} {
 		if _, err := use(t.Context(), loadOf(path, ""), testMemory+4096); !errdefs.Is(err, errdefs.DataLoss) {
 			t.Errorf("%s: a file that is too short: %v", name, err)
 		}

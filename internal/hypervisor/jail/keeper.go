@@ -1,4 +1,4 @@
-package qemu
+package jail
 
 import (
 	"bytes"
@@ -13,17 +13,19 @@ import (
 // keepInterval is how often log sizes are checked. A log can exceed its limit by what a guest prints in this time.
 const keepInterval = time.Second
 
-// keeper bounds the logs of all VMs with one timer, which runs only while there are VMs. QEMU writes the logs itself, so
+// Keeper bounds the logs of all VMs with one timer, which runs only while there are VMs. The hypervisor writes the logs itself, so
 // nothing is lost while the daemon is away; a log that grew too long meanwhile is cut when the VM is adopted.
-type keeper struct {
-	limit int64 // bytes of one log
+type Keeper struct {
+	limit int64    // bytes of one log
+	names []string // of the logs in each folder
 
 	mu    sync.Mutex
 	dirs  map[string]int // folders of VMs, with the number of their instances
 	timer *time.Timer
 }
 
-func (k *keeper) add(dir string) {
+// Add begins to bound the logs in dir, once more if it is bound already.
+func (k *Keeper) Add(dir string) {
 	k.mu.Lock()
 	defer k.mu.Unlock()
 	if k.dirs == nil {
@@ -35,7 +37,8 @@ func (k *keeper) add(dir string) {
 	}
 }
 
-func (k *keeper) drop(dir string) {
+// Drop ends one Add.
+func (k *Keeper) Drop(dir string) {
 	k.mu.Lock()
 	defer k.mu.Unlock()
 	k.dirs[dir]--
@@ -48,7 +51,7 @@ func (k *keeper) drop(dir string) {
 	}
 }
 
-func (k *keeper) tick() {
+func (k *Keeper) tick() {
 	k.mu.Lock()
 	dirs := make([]string, 0, len(k.dirs))
 	for d := range k.dirs {
@@ -56,10 +59,9 @@ func (k *keeper) tick() {
 	}
 	k.mu.Unlock()
 	for _, d := range dirs {
-		// An error means that the folder is being removed. If not, the next check finds it again.
-		_ = trim(filepath.Join(d, consoleLog), k.limit)
-		_ = trim(filepath.Join(d, qemuLog), k.limit)
-		_ = trim(filepath.Join(d, shareLog), k.limit)
+		for _, name := range k.names {
+			_ = trim(filepath.Join(d, name), k.limit) // an error means that the folder is being removed. If not, the next check finds it again
+		}
 	}
 	k.mu.Lock()
 	defer k.mu.Unlock()

@@ -1,4 +1,8 @@
-package qemu
+// Package savedmemory keeps the memory of saved guests loaded, so that many VMs can map the same pages copy-on-write.
+//
+// It reads the files of hypervisor.Incoming and hands out memfds. How a hypervisor maps one, and what else a saved guest consists
+// of, is the driver's business.
+package savedmemory
 
 import (
 	"context"
@@ -17,24 +21,25 @@ import (
 
 	"cocoonstack.io/cocoon/internal/errdefs"
 	"cocoonstack.io/cocoon/internal/hypervisor"
+	"cocoonstack.io/cocoon/internal/hypervisor/jail"
 	"cocoonstack.io/cocoon/internal/sparse"
 )
 
-// memory is a reference to a guest's saved memory in a memfd.
-type memory struct {
-	file *os.File
+// Memory is a reference to a guest's saved memory in a memfd.
+type Memory struct {
+	File *os.File // the caller does not close it, but releases the reference
 	free func()
 }
 
-// release drops the reference; it does nothing for a nil memory.
-func (m *memory) release() {
+// Release drops the reference; it does nothing for a nil Memory, or a second time.
+func (m *Memory) Release() {
 	if m != nil {
 		m.free()
 	}
 }
 
-// loadAlone loads memory for a single VM, which then writes to it.
-func loadAlone(ctx context.Context, in *hypervisor.Incoming, size int64) (*memory, error) {
+// LoadAlone loads memory for a single VM, which then writes to it.
+func LoadAlone(ctx context.Context, in *hypervisor.Incoming, size int64) (*Memory, error) {
 	src, err := openMemory(in, size)
 	if err != nil {
 		return nil, err
@@ -44,7 +49,7 @@ func loadAlone(ctx context.Context, in *hypervisor.Incoming, size int64) (*memor
 	if err != nil {
 		return nil, err
 	}
-	return &memory{file: f, free: sync.OnceFunc(func() { _ = f.Close() })}, nil
+	return &Memory{File: f, free: sync.OnceFunc(func() { _ = f.Close() })}, nil
 }
 
 // openMemory opens a file of saved memory, which must have size bytes, and its base if it is a delta.
@@ -60,10 +65,10 @@ func openMemory(in *hypervisor.Incoming, size int64) (*sparse.File, error) {
 	return src, nil
 }
 
-func openRead(path string) (*os.File, error) { return openData(file{kind: fileRead, path: path}) }
+func openRead(path string) (*os.File, error) { return jail.OpenData(path, "", false) }
 
-// verifyState compares the saved state of devices with its checksums. QEMU reads that file unchanged.
-func verifyState(ctx context.Context, path string) error {
+// Verify compares a file of a saved state, which the hypervisor reads as it is, with its checksums.
+func Verify(ctx context.Context, path string) error {
 	sums, err := sparse.ReadSums(path + sparse.SumSuffix)
 	if err != nil {
 		return err
@@ -88,7 +93,7 @@ func load(ctx context.Context, src *sparse.File, size int64) (_ *os.File, err er
 			_ = dst.Close()
 		}
 	}()
-	// QEMU opens its descriptor again, by name, as its own user. No other process has a name for it.
+	// A hypervisor opens its descriptor again, by name, as its own user. No other process has a name for it.
 	if err := dst.Chmod(0o666); err != nil {
 		return nil, fmt.Errorf("load saved memory: %w", err)
 	}
@@ -157,16 +162,19 @@ func copyPiece(dst *os.File, src *sparse.File, e sparse.Extent, buf []byte) erro
 // templateRest is how long an unused template is kept at most.
 const templateRest = 15 * time.Minute
 
-// templates holds saved memory for VMs that map it copy-on-write. Each file is loaded once, sealed, and shared. Templates in
+// Cache holds saved memory for VMs that map it copy-on-write. Each file is loaded once, sealed, and shared. Templates in
 // use stay, because their VMs keep the pages anyway. If the unused ones exceed budget, those unused for the longest time are
 // dropped.
-type templates struct {
+type Cache struct {
 	budget int64 // bytes
 
 	mu    sync.Mutex
 	all   map[memoryKey]*template
 	timer *time.Timer
 }
+
+// NewCache returns an empty cache. Unused memory in it is limited to budget bytes.
+func NewCache(budget int64) *Cache { return &Cache{budget: budget} }
 
 // memoryKey identifies a file and distinguishes old content from new.
 type memoryKey struct {
@@ -187,8 +195,8 @@ type template struct {
 	idle  time.Time // since when it has no users
 }
 
-// use returns the memory of in, loaded by this call or another one.
-func (t *templates) use(ctx context.Context, in *hypervisor.Incoming, size int64) (*memory, error) {
+// Use returns the memory of in, loaded by this call or another one.
+func (t *Cache) Use(ctx context.Context, in *hypervisor.Incoming, size int64) (*Memory, error) {
 	tm := t.join(in, size)
 	if tm == nil {
 		src, err := openMemory(in, size)
@@ -210,11 +218,11 @@ func (t *templates) use(ctx context.Context, in *hypervisor.Incoming, size int64
 		free()
 		return nil, tm.err
 	}
-	return &memory{file: tm.file, free: free}, nil
+	return &Memory{File: tm.file, free: free}, nil
 }
 
 // join finds the template of in without opening its files or their checksums; nil if there is none.
-func (t *templates) join(in *hypervisor.Incoming, size int64) *template {
+func (t *Cache) join(in *hypervisor.Incoming, size int64) *template {
 	info, err := os.Lstat(in.Memory)
 	if err != nil {
 		return nil // opening the file reports the reason
@@ -230,7 +238,7 @@ func (t *templates) join(in *hypervisor.Incoming, size int64) *template {
 }
 
 // entry finds the template of src or starts to load it. It takes ownership of src.
-func (t *templates) entry(ctx context.Context, in *hypervisor.Incoming, src *sparse.File) (*template, error) {
+func (t *Cache) entry(ctx context.Context, in *hypervisor.Incoming, src *sparse.File) (*template, error) {
 	info, err := src.Stat()
 	if err != nil {
 		_ = src.Close()
@@ -253,7 +261,7 @@ func (t *templates) entry(ctx context.Context, in *hypervisor.Incoming, src *spa
 	return tm, nil
 }
 
-func (t *templates) load(ctx context.Context, tm *template, src *sparse.File) {
+func (t *Cache) load(ctx context.Context, tm *template, src *sparse.File) {
 	defer src.Close()
 	f, err := load(ctx, src, src.Size())
 	if err == nil {
@@ -280,7 +288,7 @@ func (t *templates) load(ctx context.Context, tm *template, src *sparse.File) {
 // refuses to seal a file (EBUSY) that has such a page after 150 ms (memfd_wait_for_pins in mm/memfd.c).
 const sealLimit, sealPause = 20 * time.Second, 20 * time.Millisecond
 
-// seal makes f constant. After this nothing can change it, even if a guest takes over its QEMU.
+// seal makes f constant. After this nothing can change it, even if a guest takes over its hypervisor.
 func seal(ctx context.Context, f *os.File) error {
 	_, err := backoff.Retry(ctx, func() (int, error) {
 		n, err := unix.FcntlInt(f.Fd(), unix.F_ADD_SEALS, unix.F_SEAL_WRITE|unix.F_SEAL_SHRINK|unix.F_SEAL_GROW|unix.F_SEAL_SEAL)
@@ -292,7 +300,7 @@ func seal(ctx context.Context, f *os.File) error {
 	return err
 }
 
-func (t *templates) drop(tm *template) {
+func (t *Cache) drop(tm *template) {
 	t.mu.Lock()
 	defer t.mu.Unlock()
 	if tm.users--; tm.users == 0 {
@@ -303,7 +311,7 @@ func (t *templates) drop(tm *template) {
 
 // sweep drops unused templates: those whose file is gone or replaced, those unused for too long, and the oldest ones beyond
 // budget.
-func (t *templates) sweep() {
+func (t *Cache) sweep() {
 	var idle []*template
 	var bytes int64
 	for key, tm := range t.all {
@@ -338,7 +346,7 @@ func (t *templates) sweep() {
 	}
 }
 
-func (t *templates) forget(tm *template) {
+func (t *Cache) forget(tm *template) {
 	delete(t.all, tm.key)
 	_ = tm.file.Close()
 }
@@ -353,8 +361,8 @@ func keyOf(info fs.FileInfo) memoryKey {
 	return memoryKey{st.Dev, st.Ino, st.Size, st.Mtim.Nano()}
 }
 
-// hostMemory returns the host's memory in bytes.
-func hostMemory() int64 {
+// HostBytes returns the host's memory in bytes.
+func HostBytes() int64 {
 	var info unix.Sysinfo_t
 	if unix.Sysinfo(&info) != nil {
 		return 0

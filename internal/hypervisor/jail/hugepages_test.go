@@ -1,4 +1,4 @@
-package qemu
+package jail
 
 import (
 	"os"
@@ -26,21 +26,21 @@ func TestEnoughHugePages(t *testing.T) {
 	}
 	plan := hypervisor.Plan{Name: "web", Memory: 4 << 30, Huge: vm.HugePages1G}
 	have("4", "0")
-	if err := enoughHugePages(at, plan); err != nil {
+	if err := EnoughHugePages(at, plan); err != nil {
 		t.Error(err)
 	}
 	have("4", "1") // another VM is about to use one
-	if err := enoughHugePages(at, plan); !errdefs.Is(err, errdefs.ResourceExhausted) || !strings.Contains(err.Error(), "needs 4 huge pages of 1Gi, and this node has 3") {
+	if err := EnoughHugePages(at, plan); !errdefs.Is(err, errdefs.ResourceExhausted) || !strings.Contains(err.Error(), "needs 4 huge pages of 1Gi, and this node has 3") {
 		t.Error(err)
 	}
 	have("many", "0")
-	if err := enoughHugePages(at, plan); !errdefs.IsUnavailable(err) {
+	if err := EnoughHugePages(at, plan); !errdefs.IsUnavailable(err) {
 		t.Error(err)
 	}
-	if err := enoughHugePages(filepath.Join(at, "none"), plan); !errdefs.Is(err, errdefs.Unsupported) {
+	if err := EnoughHugePages(filepath.Join(at, "none"), plan); !errdefs.Is(err, errdefs.Unsupported) {
 		t.Error(err)
 	}
-	if err := enoughHugePages(filepath.Join(at, "none"), hypervisor.Plan{}); err != nil {
+	if err := EnoughHugePages(filepath.Join(at, "none"), hypervisor.Plan{}); err != nil {
 		t.Errorf("a VM without huge pages: %v", err)
 	}
 }

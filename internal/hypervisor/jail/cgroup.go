@@ -1,4 +1,4 @@
-package qemu
+package jail
 
 import (
 	"bufio"
@@ -15,13 +15,12 @@ import (
 
 	"golang.org/x/sys/unix"
 
-	"cocoonstack.io/cocoon/internal/hypervisor"
 	"cocoonstack.io/cocoon/internal/proc"
 	"cocoonstack.io/cocoon/internal/vm"
 )
 
-// cgroups is the part of the cgroup trees that holds the VMs, or one VM.
-type cgroups struct {
+// trees is the part of the cgroup trees that holds the VMs, or one VM.
+type trees struct {
 	mount string // of the v2 tree; "" if there is none
 	name  string // name of our folder in it
 	v1    []hierarchy
@@ -32,12 +31,12 @@ type cgroups struct {
 
 var wantedControllers = []string{"cpu", "memory", "pids"}
 
-func (d *Driver) cgroups() cgroups {
+func (c Cgroups) trees() trees {
 	mounts, err := os.ReadFile("/proc/self/mountinfo")
 	if err != nil {
-		return cgroups{name: d.cfg.Cgroup}
+		return trees{name: c.name}
 	}
-	return cgroups{mount: findCgroup2(bytes.NewReader(mounts)), name: d.cfg.Cgroup, v1: findCgroup1(bytes.NewReader(mounts))}
+	return trees{mount: findCgroup2(bytes.NewReader(mounts)), name: c.name, v1: findCgroup1(bytes.NewReader(mounts))}
 }
 
 // findCgroup2 returns the mount point of a writable cgroup v2 tree, also on hybrid hosts; "" if there is none.
@@ -55,11 +54,11 @@ func findCgroup2(mountinfo io.Reader) string {
 	return ""
 }
 
-func (g cgroups) usable() bool {
+func (g trees) usable() bool {
 	return g.mount != "" && unix.Access(g.mount, unix.W_OK) == nil
 }
 
-func (g cgroups) notes() []string {
+func (g trees) notes() []string {
 	if !g.usable() {
 		return []string{"no writable cgroup v2 tree is mounted; VM processes share the daemon's cgroup"}
 	}
@@ -86,23 +85,23 @@ func words(path string) []string {
 }
 
 // path returns the folder of id in the v2 tree.
-func (g cgroups) path(id vm.ID) string {
+func (g trees) path(id vm.ID) string {
 	if g.parent != "" && len(g.v1) == 0 {
 		return filepath.Join(g.mount, g.parent, vm.CgroupPrefix+string(id))
 	}
 	return filepath.Join(g.mount, g.name, string(id))
 }
 
-// make creates the cgroup of p and opens it. It returns nil without error if the host has no usable tree.
-func (g cgroups) make(p hypervisor.Plan, overhead int64) (*os.File, error) {
+// make creates the cgroup of id and opens it. It returns nil without error if the host has no usable tree.
+func (g trees) make(id vm.ID, b Bounds) (*os.File, error) {
 	if !g.usable() {
 		return nil, nil
 	}
-	path := g.path(p.ID)
+	path := g.path(id)
 	if err := g.mkdir(path); err != nil {
 		return nil, fmt.Errorf("make cgroup: %w", err)
 	}
-	limit(path, p, overhead)
+	limit(path, b)
 	f, err := os.Open(path)
 	if err != nil {
 		return nil, fmt.Errorf("open cgroup: %w", err)
@@ -111,7 +110,7 @@ func (g cgroups) make(p hypervisor.Plan, overhead int64) (*os.File, error) {
 }
 
 // mkdir creates the folder of a VM and our folder above it, which the end of another VM may have just removed as empty.
-func (g cgroups) mkdir(path string) error {
+func (g trees) mkdir(path string) error {
 	parent := filepath.Dir(path)
 	for try := 0; ; try++ {
 		if err := os.MkdirAll(parent, 0o755); err != nil {
@@ -129,7 +128,7 @@ func (g cgroups) mkdir(path string) error {
 }
 
 // enableTo delegates the wanted controllers to the folders in dir, and in those above it.
-func (g cgroups) enableTo(dir string) {
+func (g trees) enableTo(dir string) {
 	if dir != g.mount && g.below(dir) {
 		g.enableTo(filepath.Dir(dir))
 	}
@@ -146,14 +145,14 @@ func enable(dir string) {
 	}
 }
 
-// limit bounds what a broken or hostile process can take from the host. The memory limit leaves room for QEMU itself (overhead,
-// bytes) and never constrains the guest's own memory. If a controller is missing, its files do not exist.
-func limit(path string, p hypervisor.Plan, overhead int64) {
+// limit bounds what a broken or hostile process can take from the host. The memory limit leaves room for the hypervisor itself and
+// never constrains the guest's own memory. If a controller is missing, its files do not exist.
+func limit(path string, b Bounds) {
 	for file, value := range map[string]int64{
-		"memory.max":       p.Memory + p.Memory/8 + overhead,
+		"memory.max":       b.Memory + b.Memory/8 + b.Overhead,
 		"memory.oom.group": 1,
-		"pids.max":         int64(p.CPUs) + 512,
-		"cpu.weight":       min(int64(p.CPUs)*100, 10000),
+		"pids.max":         int64(b.CPUs) + 512,
+		"cpu.weight":       min(int64(b.CPUs)*100, 10000),
 	} {
 		full := filepath.Join(path, file)
 		if _, err := os.Stat(full); err == nil {
@@ -163,15 +162,11 @@ func limit(path string, p hypervisor.Plan, overhead int64) {
 }
 
 // processes opens the processes in the cgroups of id. A host without a usable tree has none.
-func (g cgroups) processes(id vm.ID) (all []*proc.Process, err error) {
+func (g trees) processes(id vm.ID) (all []*proc.Process, err error) {
 	if id == "" {
 		return nil, nil
 	}
-	dirs := g.folders(id)
-	if g.mount != "" {
-		dirs = append(dirs, g.path(id))
-	}
-	for _, dir := range dirs {
+	for _, dir := range g.all(id) {
 		found, ferr := proc.InCgroup(dir)
 		err = errors.Join(err, ferr)
 		for _, p := range found {
@@ -186,7 +181,7 @@ func (g cgroups) processes(id vm.ID) (all []*proc.Process, err error) {
 }
 
 // remove removes the cgroups of id, whose processes must have been killed.
-func (g cgroups) remove(id vm.ID) error {
+func (g trees) remove(id vm.ID) error {
 	if id == "" {
 		return nil
 	}

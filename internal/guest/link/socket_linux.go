@@ -1,0 +1,214 @@
+package link
+
+import (
+	"errors"
+	"fmt"
+	"io"
+	"net"
+	"os"
+	"sync"
+	"syscall"
+	"time"
+
+	"golang.org/x/sys/unix"
+
+	"cocoonstack.io/cocoon/internal/errdefs"
+)
+
+// OpenVSOCK listens on a port of the machine's virtio socket. NotFound when the machine has none.
+func OpenVSOCK(port uint32) (Device, error) {
+	fd, err := unix.Socket(unix.AF_VSOCK, unix.SOCK_STREAM|unix.SOCK_CLOEXEC|unix.SOCK_NONBLOCK, 0)
+	if errors.Is(err, unix.EAFNOSUPPORT) {
+		return nil, errdefs.NotFoundf("the machine has no virtio socket")
+	}
+	if err != nil {
+		return nil, fmt.Errorf("open guest channel: %w", err)
+	}
+	f := os.NewFile(uintptr(fd), "vsock")
+	err = unix.Bind(fd, &unix.SockaddrVM{CID: unix.VMADDR_CID_ANY, Port: port})
+	if err == nil {
+		err = unix.Listen(fd, 8)
+	}
+	if err != nil {
+		_ = f.Close()
+		return nil, fmt.Errorf("open guest channel: %w", err)
+	}
+	return NewSocket(f)
+}
+
+// NewSocket returns the guest's end of a pipe whose hosts connect to the listening, non-blocking socket listener, which it owns from now on. There is one host at a
+// time: the next one waits until the connection with the previous one has ended.
+func NewSocket(listener *os.File) (Device, error) {
+	raw, err := listener.SyscallConn()
+	if err != nil {
+		return nil, fmt.Errorf("open guest channel: %w", err)
+	}
+	return &socket{listener: listener, raw: raw, attached: make(chan struct{})}, nil
+}
+
+type socket struct {
+	listener *os.File
+	raw      syscall.RawConn
+
+	mu          sync.Mutex
+	host        *os.File      // nil: none is attached
+	attached    chan struct{} // closed and replaced when host changes, or a deadline, or the device closes
+	closed      bool
+	read, write time.Time // deadlines
+}
+
+// now returns what holds at this moment.
+func (s *socket) now() (host *os.File, changed <-chan struct{}, write time.Time, closed bool) {
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	return s.host, s.attached, s.write, s.closed
+}
+
+// change tells those who wait. Preconditions: s.mu is held.
+func (s *socket) change() {
+	close(s.attached)
+	s.attached = make(chan struct{})
+}
+
+func (s *socket) Read(p []byte, attached bool) (int, error) {
+	for {
+		host, _, _, closed := s.now()
+		if closed {
+			return 0, net.ErrClosed
+		}
+		if host == nil {
+			if attached {
+				return 0, io.EOF
+			}
+			if err := s.accept(); err != nil {
+				return 0, err
+			}
+			continue
+		}
+		n, err := host.Read(p)
+		switch {
+		case n > 0:
+			return n, nil
+		case errors.Is(err, os.ErrDeadlineExceeded):
+			return 0, err
+		}
+		s.leave(host) // whatever the reason, this host is gone
+	}
+}
+
+// accept waits for a host.
+func (s *socket) accept() error {
+	fd, err := -1, error(nil)
+	werr := s.raw.Read(func(l uintptr) bool {
+		fd, err = retry(func() (int, error) {
+			fd, _, err := unix.Accept4(int(l), unix.SOCK_CLOEXEC|unix.SOCK_NONBLOCK)
+			return fd, err
+		})
+		return !errors.Is(err, unix.EAGAIN)
+	})
+	switch {
+	case errors.Is(werr, os.ErrClosed):
+		return net.ErrClosed
+	case werr != nil:
+		return werr
+	case errors.Is(err, unix.ECONNABORTED):
+		return nil
+	case err != nil:
+		return fmt.Errorf("accept on guest channel: %w", err)
+	}
+	f := os.NewFile(uintptr(fd), "host")
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	if s.closed {
+		_ = f.Close()
+		return net.ErrClosed
+	}
+	_ = errors.Join(f.SetReadDeadline(s.read), f.SetWriteDeadline(s.write))
+	s.host = f
+	s.change()
+	return nil
+}
+
+func (s *socket) leave(host *os.File) {
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	_ = host.Close()
+	if s.host == host {
+		s.host = nil
+		s.change()
+	}
+}
+
+// Write writes to the present host. What it has not read when it leaves is lost.
+func (s *socket) Write(p []byte) (int, error) {
+	for {
+		host, changed, deadline, closed := s.now()
+		switch {
+		case closed:
+			return 0, net.ErrClosed
+		case host == nil:
+			if err := until(changed, deadline); err != nil {
+				return 0, err
+			}
+			continue
+		}
+		n, err := host.Write(p)
+		if errors.Is(err, os.ErrDeadlineExceeded) {
+			return n, err
+		}
+		return len(p), nil
+	}
+}
+
+// until waits for a change, at most until the deadline.
+func until(changed <-chan struct{}, deadline time.Time) error {
+	if deadline.IsZero() {
+		<-changed
+		return nil
+	}
+	t := time.NewTimer(time.Until(deadline))
+	defer t.Stop()
+	select {
+	case <-changed:
+		return nil
+	case <-t.C:
+		return os.ErrDeadlineExceeded
+	}
+}
+
+func (s *socket) SetReadDeadline(t time.Time) error {
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	s.read = t
+	err := s.listener.SetReadDeadline(t)
+	if s.host != nil {
+		err = errors.Join(err, s.host.SetReadDeadline(t))
+	}
+	return err
+}
+
+func (s *socket) SetWriteDeadline(t time.Time) error {
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	s.write = t
+	s.change()
+	if s.host != nil {
+		return s.host.SetWriteDeadline(t)
+	}
+	return nil
+}
+
+func (s *socket) Close() error {
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	if s.closed {
+		return nil
+	}
+	s.closed = true
+	s.change()
+	err := s.listener.Close()
+	if s.host != nil {
+		err = errors.Join(err, s.host.Close())
+	}
+	return err
+}

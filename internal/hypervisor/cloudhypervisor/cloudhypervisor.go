@@ -1,0 +1,280 @@
+// Package cloudhypervisor runs VMs with Cloud Hypervisor: one detached, unprivileged process per VM, controlled over its HTTP API.
+//
+// A VM's process has a root of its own (proc.Root) with the files that the plan names, and nothing else. It inherits its API socket, console and
+// logs as descriptors, and gets taps over the API. The package creates no disk, tap or image, keeps no record of VMs, and does not decide when
+// VMs start or stop. It always needs KVM.
+package cloudhypervisor
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"log/slog"
+	"os"
+	"os/exec"
+	"path/filepath"
+	"strconv"
+	"strings"
+	"sync"
+	"time"
+
+	"cocoonstack.io/cocoon/internal/errdefs"
+	"cocoonstack.io/cocoon/internal/hypervisor"
+	"cocoonstack.io/cocoon/internal/hypervisor/jail"
+	"cocoonstack.io/cocoon/internal/vm"
+)
+
+// Name is the driver's name in records and handles.
+const Name = "cloud-hypervisor"
+
+// Default values of Config.
+const (
+	DefaultBinary     = "cloud-hypervisor"
+	DefaultCgroup     = "cocoon"
+	DefaultLogLimit   = 1 << 20 // bytes
+	DefaultLaunchTime = time.Minute
+)
+
+// oldest is the first version whose API has all that the driver uses.
+const oldest = 51
+
+// Config configures a Driver. Zero fields take their defaults.
+type Config struct {
+	Binary     string        // name looked up in PATH, or a path
+	Firmware   []string      // where a firmware for disk guests may be; the driver uses the first path that exists
+	UIDBase    uint32        // first of the user ids for VM processes; each VM has its own, which is also its group id
+	UIDCount   uint32        // number of user ids
+	Users      *jail.Users   // the same user ids, shared with other drivers; nil: of this driver alone
+	Cgroup     string        // folder in the cgroup v2 tree that holds one folder per VM
+	LogLimit   int64         // bytes of console log, and of each other log, kept per VM
+	LaunchTime time.Duration // time limit for a new process to answer; after it the launch fails
+}
+
+func (c Config) withDefaults() Config {
+	set(&c.Binary, DefaultBinary)
+	set(&c.UIDBase, jail.DefaultUIDBase)
+	set(&c.UIDCount, jail.DefaultUIDCount)
+	set(&c.Cgroup, DefaultCgroup)
+	set(&c.LogLimit, DefaultLogLimit)
+	set(&c.LaunchTime, DefaultLaunchTime)
+	if c.Firmware == nil {
+		c.Firmware = []string{"/usr/share/cloud-hypervisor/CLOUDHV.fd", "/usr/share/cloud-hypervisor/hypervisor-fw"}
+	}
+	return c
+}
+
+func set[T comparable](field *T, value T) {
+	var zero T
+	if *field == zero {
+		*field = value
+	}
+}
+
+// Driver is the driver of Cloud Hypervisor. Its methods are safe for concurrent use.
+type Driver struct {
+	cfg  Config
+	log  *slog.Logger
+	jail *jail.Jail
+
+	mu    sync.Mutex
+	known program
+}
+
+// program is what is known of one file, as long as it is unchanged.
+type program struct {
+	path    string
+	size    int64
+	mtime   time.Time
+	version string
+}
+
+var (
+	_ hypervisor.Driver     = (*Driver)(nil)
+	_ hypervisor.ExitTeller = (*Driver)(nil)
+	_ hypervisor.Seeker     = (*Driver)(nil)
+)
+
+// New returns a driver. It touches nothing; Probe reports whether it can work here.
+func New(cfg Config, log *slog.Logger) (*Driver, error) {
+	cfg = cfg.withDefaults()
+	if cfg.LaunchTime < 0 {
+		return nil, errdefs.Invalidf("configuration of the driver of Cloud Hypervisor: the time for a launch must be positive")
+	}
+	d := &Driver{cfg: cfg, log: log.With("component", Name)}
+	users, err := cfg.Users, error(nil)
+	if users == nil {
+		users, err = jail.NewUsers(cfg.UIDBase, cfg.UIDCount)
+	}
+	if err == nil {
+		d.jail, err = jail.New(jail.Config{
+			Users: users, Cgroup: cfg.Cgroup, LogLimit: cfg.LogLimit, Logs: []string{consoleLog, programLog, eventLog}, Sockets: []string{apiSocket}, Private: privateDir, Mark: markOf,
+		}, d.log)
+	}
+	if err != nil {
+		return nil, fmt.Errorf("configuration of the driver of Cloud Hypervisor: %w", err)
+	}
+	return d, nil
+}
+
+// markPrefix begins the name of each process, which ends with the UUID of its VM.
+const markPrefix = "cloud-hypervisor:"
+
+func marker(uuid string) string { return markPrefix + uuid }
+
+func markOf(args []string) string {
+	if len(args) == 0 {
+		return ""
+	}
+	uuid, ok := strings.CutPrefix(args[0], markPrefix)
+	if !ok {
+		return ""
+	}
+	return uuid
+}
+
+// Name implements hypervisor.Driver.
+func (d *Driver) Name() string { return Name }
+
+// Probe implements hypervisor.Driver.
+func (d *Driver) Probe(ctx context.Context) (hypervisor.Info, error) {
+	p, err := d.program(ctx)
+	if err != nil {
+		return hypervisor.Info{}, err
+	}
+	if problem := jail.ReadKVM().Problem(); problem != "" {
+		return hypervisor.Info{}, errdefs.Unavailablef("Cloud Hypervisor needs KVM: %s", problem)
+	}
+	info := hypervisor.Info{Version: p.version, Accel: vm.AccelKVM, Why: "Cloud Hypervisor works with kvm alone", Isolated: d.jail.Cgroups.Usable()}
+	if os.Geteuid() != 0 {
+		info.Notes = append(info.Notes, "starting VMs needs root: each VM gets its own user, namespaces and cgroup")
+	}
+	if d.firmware() == "" {
+		info.Notes = append(info.Notes, "no firmware for Cloud Hypervisor is installed, so its VMs boot kernels only; install CLOUDHV.fd of EDK2 as "+d.cfg.Firmware[0])
+	} else {
+		info.Firmware = []vm.Firmware{vm.FirmwareUEFI}
+	}
+	info.Notes = append(info.Notes, d.jail.Cgroups.Notes()...)
+	return info, nil
+}
+
+func (d *Driver) firmware() string {
+	for _, path := range d.cfg.Firmware {
+		if st, err := os.Stat(path); err == nil && st.Mode().IsRegular() {
+			return path
+		}
+	}
+	return ""
+}
+
+// program finds the program and asks for its version.
+func (d *Driver) program(ctx context.Context) (program, error) {
+	path, err := exec.LookPath(d.cfg.Binary)
+	if err == nil {
+		path, err = filepath.Abs(path)
+	}
+	if err == nil {
+		path, err = filepath.EvalSymlinks(path)
+	}
+	if err != nil {
+		return program{}, errdefs.Unavailablef("Cloud Hypervisor is not installed (%w); install the program from https://github.com/cloud-hypervisor/cloud-hypervisor/releases as /usr/local/bin/cloud-hypervisor", err)
+	}
+	st, err := os.Stat(path)
+	if err != nil {
+		return program{}, errdefs.Unavailablef("look at Cloud Hypervisor: %w", err)
+	}
+	p := program{path: path, size: st.Size(), mtime: st.ModTime()}
+	d.mu.Lock()
+	known := d.known
+	d.mu.Unlock()
+	if p.version = known.version; p == known {
+		return known, nil
+	}
+	if p.version, err = ask(ctx, path); err != nil {
+		return program{}, err
+	}
+	d.mu.Lock()
+	d.known = p
+	d.mu.Unlock()
+	return p, nil
+}
+
+func ask(ctx context.Context, path string) (string, error) {
+	out, err := exec.CommandContext(ctx, path, "--version").Output()
+	if err != nil {
+		if ctx.Err() != nil {
+			return "", ctx.Err()
+		}
+		return "", errdefs.Unavailablef("ask %s for its version: %w", path, err)
+	}
+	version, err := versionOf(string(out))
+	if err != nil {
+		return "", fmt.Errorf("ask %s for its version: %w", path, err)
+	}
+	return version, nil
+}
+
+// versionOf reads what the program prints, such as "cloud-hypervisor v53.0".
+func versionOf(text string) (string, error) {
+	fields := strings.Fields(text)
+	if len(fields) < 2 || fields[0] != "cloud-hypervisor" {
+		return "", errdefs.Unavailablef("it answers %.40q, so it is not Cloud Hypervisor", text)
+	}
+	version := strings.TrimPrefix(fields[1], "v")
+	major, _, _ := strings.Cut(version, ".")
+	switch n, err := strconv.Atoi(major); {
+	case err != nil:
+		return "", errdefs.Unavailablef("it answers %.40q, so its version is not known", text)
+	case n < oldest:
+		return "", errdefs.Unavailablef("its version is %s; install version %d or newer", version, oldest)
+	}
+	return version, nil
+}
+
+// Reap implements hypervisor.Driver.
+func (d *Driver) Reap(ctx context.Context, id vm.ID, dir string) error {
+	return d.jail.Reap(ctx, id, dir)
+}
+
+// Seek implements hypervisor.Seeker with one scan of all processes.
+func (d *Driver) Seek(ctx context.Context, ids []vm.ID) (map[vm.ID][]int, error) {
+	return d.jail.Seek(ctx, ids)
+}
+
+// Adopt implements hypervisor.Driver.
+func (d *Driver) Adopt(ctx context.Context, raw hypervisor.Handle) (hypervisor.Instance, error) {
+	if err := ctx.Err(); err != nil {
+		return nil, err
+	}
+	h, err := decodeHandle(raw)
+	if err != nil {
+		return nil, err
+	}
+	i, err := d.adopt(ctx, h)
+	if err != nil {
+		return nil, fmt.Errorf("adopt VM %s: %w", h.ID, err)
+	}
+	i.raw = append(hypervisor.Handle(nil), raw...)
+	i.run(ctx)
+	return i, nil
+}
+
+// LastExit implements hypervisor.ExitTeller.
+func (d *Driver) LastExit(_ context.Context, raw hypervisor.Handle) (hypervisor.Exit, error) {
+	h, err := decodeHandle(raw)
+	if err != nil {
+		return hypervisor.Exit{}, err
+	}
+	reason, err := h.lastReason()
+	if err != nil {
+		return hypervisor.Exit{}, fmt.Errorf("VM %s: %w", h.ID, err)
+	}
+	if reason == "" {
+		return hypervisor.Exit{}, errdefs.NotFoundf("the end of VM %s was not recorded", h.ID)
+	}
+	return ended(reason), nil
+}
+
+// joinClear is the error of a VM that has ended, with what could not be removed of it.
+func (d *Driver) joinClear(err error, h handle) error {
+	return errors.Join(err, d.jail.Clear(h.ID, h.Dir, h.Cgroup))
+}

@@ -1,0 +1,48 @@
+package jail
+
+import (
+	"encoding/json"
+	"errors"
+	"fmt"
+	"os"
+	"path/filepath"
+
+	"cocoonstack.io/cocoon/internal/errdefs"
+)
+
+// EndFile records, in the runtime folder, how the guest ended. It is written before the process may end.
+const EndFile = "exit.json"
+
+// End is the content of EndFile. Pid and start time bind it to one run.
+type End struct {
+	PID    int    `json:"pid"`
+	Start  uint64 `json:"start"`
+	Reason string `json:"reason"` // the hypervisor's term
+}
+
+// Write records the end in the runtime folder dir.
+func (e End) Write(dir string) error {
+	if err := WriteFile(filepath.Join(dir, EndFile), e); err != nil {
+		return fmt.Errorf("record the end of the guest: %w", err)
+	}
+	return nil
+}
+
+// ReadEnd returns the reason of the end of the run with this pid and start time; "" if no end of exactly this run was recorded.
+func ReadEnd(dir string, pid int, start uint64) (reason string, err error) {
+	b, err := os.ReadFile(filepath.Join(dir, EndFile))
+	if errors.Is(err, os.ErrNotExist) {
+		return "", nil
+	}
+	if err != nil {
+		return "", fmt.Errorf("read how the guest ended: %w", err)
+	}
+	var e End
+	if err := json.Unmarshal(b, &e); err != nil {
+		return "", errdefs.DataLossf("read how the guest ended: %w", err)
+	}
+	if e.PID != pid || e.Start != start {
+		return "", nil
+	}
+	return e.Reason, nil
+}
