@@ -55,7 +55,8 @@ var bad = []struct {
 	},
 	{
 		name:   "has a daemon that hangs",
-		change: script(moveDev, inRoot("while sleep 5; do set -- $(ps -o pid,args | grep -v grep | grep cocoond.yaml); [ -e /run/cocoon/cocoond.sock ] && kill -STOP $1; done", "/dev/console")+moveDev, false),
+		change: script(moveDev, inRoot("while sleep 5; do [ -e /run/began ] || touch /run/began; set -- $(ps -o pid,args | grep -v grep | grep cocoond.yaml); "+
+			"[ /perm/cocoon/update/trial.json -nt /run/began ] && kill -STOP $1; done", "/dev/console")+moveDev, false),
 		says:   []string{"the system on trial hangs", "the system on trial hangs"},
 		info:   []string{"ran, and stopped before somebody confirmed it", "the watchdog restarted the machine"},
 	},
