@@ -36,11 +36,11 @@ type CSI struct {
 type Config struct {
 	StateDir, RunDir, Socket, Group, Listen, MetricsAddr, Driver, SnapshotForm string
 
-	TLS       nodeapi.TLS
-	Peer      Peer
-	Guest     Guest
-	QEMU      QEMU
-	Fake      Fake
+	TLS   nodeapi.TLS
+	Peer  Peer
+	Guest Guest
+	QEMU  QEMU
+	Fake  Fake
 
 	CloudHypervisor Program
 	Firecracker     Program
