@@ -95,7 +95,9 @@ type nopDriver struct {
 	broken error
 }
 
-func (d nopDriver) Probe(context.Context) (hypervisor.Info, error) { return hypervisor.Info{}, d.broken }
+func (d nopDriver) Probe(context.Context) (hypervisor.Info, error) {
+	return hypervisor.Info{}, d.broken
+}
 
 func TestCloudInitIsForDiskImages(t *testing.T) {
 	e := newNode(Config{DefaultDriver: "d", Kernel: "k"}, Deps{Drivers: map[string]hypervisor.Driver{"d": nopDriver{}}})
