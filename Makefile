@@ -221,6 +221,15 @@ test-host: deb demo-image ## Cocoon on a whole emulated machine with KVM, whose 
 	@BIN=$(BIN)/host/newer hack/deb.sh '$(VERSION)+newer' $(BIN)/host/newer.deb
 	@hack/test.sh host
 
+.PHONY: test-hypervisors
+test-hypervisors: hypervisors kvm-guest binaries guest demo-image ## Cloud Hypervisor and Firecracker, their drivers and whole nodes, on an emulated machine with KVM; minutes
+	@hack/test.sh kvm ./internal/hypervisor/cloudhypervisor ./internal/hypervisor/firecracker
+	@hack/test.sh kvm -run '^TestVMHypervisors$$' ./internal/app/cocoond
+
+.PHONY: bench-hypervisors
+bench-hypervisors: hypervisors kvm-guest guest ## the numbers of docs/hypervisors.md: the hypervisors side by side, on an emulated machine with KVM; minutes
+	@hack/test.sh kvm -run '^TestNumbers$$' ./test/hypervisors
+
 .PHONY: test-os
 test-os: os-installer ## the image of Cocoon OS in QEMU: first start, power cut, daemon killed, restart; minutes
 	@go test -vet=off -ldflags '-s -w' -tags os -count=1 -v -timeout 40m ./test/os
