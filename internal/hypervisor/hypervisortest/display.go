@@ -80,7 +80,7 @@ func (s *suite) watch(t *testing.T, d hypervisor.Displayer) (conn net.Conn, size
 func testDisplay(t *testing.T, s *suite) {
 	p := s.plan(t)
 	p.Graphics = true
-	i := s.launch(t, p)
+	i := asking[hypervisor.Displayer](t, s, p)
 	d := displayerOf(t, i)
 	s.Booted(t, i)
 	_, size := s.watch(t, d)
@@ -122,6 +122,7 @@ func testDisplay(t *testing.T, s *suite) {
 func testDisplaySaved(t *testing.T, s *suite) {
 	p := s.plan(t)
 	p.Graphics = true
+	s.kill(t, asking[hypervisor.Displayer](t, s, p))
 	i, snapshotter := s.saver(t, p)
 	_, size := s.watch(t, displayerOf(t, i))
 	saved := savePlan(t)

@@ -151,6 +151,26 @@ func (s *suite) launch(t *testing.T, p hypervisor.Plan) hypervisor.Instance {
 	return i
 }
 
+// asking is launch for a plan that asks for what a driver needs the ability T for. A driver that refuses the plan must not have T; then the test ends.
+func asking[T any](t *testing.T, s *suite, p hypervisor.Plan) hypervisor.Instance {
+	t.Helper()
+	i, err := s.driver.Launch(s.ctx(t), p)
+	if errdefs.Is(err, errdefs.Unsupported) {
+		s.nothingLeft(t, p)
+		plain := s.launch(t, s.plan(t))
+		if _, ok := hypervisor.As[T](plain); ok {
+			t.Errorf("the driver refuses what it can do: %v", err)
+		}
+		s.kill(t, plain)
+		t.Skipf("the driver lacks it: %v", err)
+	}
+	if err != nil {
+		t.Fatalf("Launch: %v", err)
+	}
+	t.Cleanup(func() { _ = i.Close() })
+	return i
+}
+
 func (s *suite) adopt(t *testing.T, d hypervisor.Driver, h hypervisor.Handle) hypervisor.Instance {
 	t.Helper()
 	i, err := d.Adopt(s.ctx(t), h)

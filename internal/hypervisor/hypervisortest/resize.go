@@ -22,7 +22,7 @@ func (s *suite) growing(t *testing.T) hypervisor.Plan {
 // resizer launches a VM and waits until its guest reacts. It skips drivers that cannot change its size.
 func (s *suite) resizer(t *testing.T, p hypervisor.Plan) (hypervisor.Instance, hypervisor.Resizer) {
 	t.Helper()
-	i := s.launch(t, p)
+	i := asking[hypervisor.Resizer](t, s, p)
 	r, ok := hypervisor.As[hypervisor.Resizer](i)
 	if !ok {
 		t.Skip("no Resizer")
