@@ -234,7 +234,9 @@ func (p *placed) program(path string) error {
 	return nil
 }
 
-func clean(path string) bool { return filepath.IsAbs(path) && filepath.Clean(path) == path && path != "/" }
+func clean(path string) bool {
+	return filepath.IsAbs(path) && filepath.Clean(path) == path && path != "/"
+}
 
 // spaces are user namespaces by the owner that they map.
 type spaces map[[2]uint32]*os.File

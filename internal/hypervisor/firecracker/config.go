@@ -30,8 +30,8 @@ const (
 	rootInitrd  = "/boot/initrd"
 	rootDisks   = "/disks"
 
-	rootState       = "/saved/state"  // from which the guest resumes
-	rootSavedState  = "/save/state"   // places of what is saved
+	rootState       = "/saved/state" // from which the guest resumes
+	rootSavedState  = "/save/state"  // places of what is saved
 	rootSavedMemory = "/save/memory"
 )
 
@@ -39,7 +39,7 @@ const (
 	maxCPUs   = 32
 	maxDisks  = 20 // with 6 interfaces and the other devices, the 31 places of its bus
 	maxNICs   = 6
-	guestCID  = 3 // of the guest's virtio socket; each process has addresses of its own
+	guestCID  = 3    // of the guest's virtio socket; each process has addresses of its own
 	maxArgs   = 2048 // bytes of a kernel's command line
 	maxSerial = 20
 )
@@ -163,8 +163,8 @@ func build(p hypervisor.Plan, memory string) (setup, error) {
 	return s, s.boot(p)
 }
 
-func diskPath(n int) string { return filepath.Join(rootDisks, strconv.Itoa(n)) }
-func diskID(n int) string   { return "disk" + strconv.Itoa(n) }
+func diskPath(n int) string  { return filepath.Join(rootDisks, strconv.Itoa(n)) }
+func diskID(n int) string    { return "disk" + strconv.Itoa(n) }
 func nicID(place int) string { return "net" + strconv.Itoa(place) }
 
 // resume makes the program load saved state. Drives and sockets are where they were when it was saved.

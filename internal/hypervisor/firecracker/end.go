@@ -49,10 +49,10 @@ func reasonOf(log []byte) string {
 		faults = faults || strings.HasSuffix(last, saysFaults)
 	}
 	switch {
+	case faults && (strings.HasSuffix(last, saysSuccess) || strings.HasSuffix(last, saysFailure)): // which of the two depends on who is first, the CPU or the program
+		return reasonReset
 	case strings.HasSuffix(last, saysSuccess):
 		return reasonShutdown
-	case strings.HasSuffix(last, saysFailure) && faults:
-		return reasonReset
 	}
 	return ""
 }
@@ -89,11 +89,10 @@ func lastLine(path string) (last string) {
 	if err != nil {
 		return ""
 	}
-	for line := range strings.Lines(strings.ToValidUTF8(string(text), "")) {
-		line = strings.Trim(line, "\x00 \r\n\t")
-		if line != "" && !strings.Contains(line, "exit_code=") {
+	for line := range strings.Lines(string(text)) {
+		if line = oneLine(line); line != "" && !strings.Contains(line, "exit_code=") {
 			last = line
 		}
 	}
-	return last[:min(len(last), 500)]
+	return last
 }

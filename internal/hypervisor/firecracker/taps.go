@@ -67,7 +67,7 @@ func lendTap(nic vm.NIC, away *os.File) (_ *loan, err error) {
 	n := &loan{nic: nic, away: away}
 	path := nic.NetNS
 	if path == "" {
-		path = "/proc/self/ns/net"
+		path = "/proc/thread-self/ns/net"
 	}
 	if n.home, err = os.Open(path); err != nil {
 		return nil, errdefs.Preconditionf("open network namespace: %w", err)

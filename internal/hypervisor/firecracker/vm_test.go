@@ -3,7 +3,6 @@
 package firecracker
 
 import (
-	"fmt"
 	"log/slog"
 	"os"
 	"path/filepath"
@@ -12,36 +11,13 @@ import (
 
 	"golang.org/x/sys/unix"
 
-	"cocoonstack.io/cocoon/internal/guest/link"
 	"cocoonstack.io/cocoon/internal/hypervisor"
 	"cocoonstack.io/cocoon/internal/hypervisor/hypervisortest"
 	"cocoonstack.io/cocoon/internal/hypervisor/jail"
 	"cocoonstack.io/cocoon/internal/testkit/jailtest"
 	"cocoonstack.io/cocoon/internal/testkit/need"
 	"cocoonstack.io/cocoon/internal/testkit/testguest"
-	"cocoonstack.io/cocoon/internal/vm"
 )
-
-// TestMain lets the test binary be /echo of the guest: it sends back what comes over the virtio socket.
-func TestMain(m *testing.M) {
-	if os.Args[0] == "/echo" {
-		dev, err := link.OpenVSOCK(vm.AgentPort)
-		if err != nil {
-			fmt.Println(err)
-			os.Exit(1)
-		}
-		for buf := make([]byte, 4096); ; {
-			n, err := dev.Read(buf, false)
-			if err == nil {
-				_, err = dev.Write(buf[:n])
-			}
-			if err != nil {
-				fmt.Println(err)
-			}
-		}
-	}
-	os.Exit(m.Run())
-}
 
 func needGuest(t testing.TB) testguest.Guest {
 	t.Helper()
