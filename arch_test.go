@@ -47,6 +47,8 @@ var layers = []layer{
 	{"L3 CSI drivers", 3, []string{"internal/csinode/"}, []string{"github.com/cenkalti/backoff", "github.com/container-storage-interface/spec", "github.com/fsnotify/fsnotify", "golang.org/x/sys/", "google.golang.org/grpc", "k8s.io/kubelet/pkg/apis/pluginregistration/"}},
 	{"L3 jail", 3, []string{"internal/hypervisor/jail/", "internal/hypervisor/savedmemory/"}, []string{"github.com/cenkalti/backoff", "golang.org/x/sys/"}},
 	{"L3 qemu", 3, []string{"internal/hypervisor/qemu/"}, []string{"github.com/cenkalti/backoff", "golang.org/x/"}},
+	{"L3 cloud hypervisor", 3, []string{"internal/hypervisor/cloudhypervisor/"}, []string{"github.com/cenkalti/backoff", "golang.org/x/sys/"}},
+	{"L3 firecracker", 3, []string{"internal/hypervisor/firecracker/"}, []string{"github.com/cenkalti/backoff", "github.com/vishvananda/netlink", "golang.org/x/sys/"}},
 	{"L3 fake hypervisor", 3, []string{"internal/hypervisor/fake/"}, nil},
 	{"L3 hypervisor suite", 3, []string{"internal/hypervisor/hypervisortest/"}, []string{"golang.org/x/sys/"}},
 	{"L3 image", 3, []string{"internal/image/"}, []string{"github.com/cenkalti/backoff", "sigs.k8s.io/yaml", "github.com/google/go-containerregistry", "github.com/klauspost/compress", "github.com/therootcompany/xz", "golang.org/x/"}},
@@ -90,7 +92,7 @@ var exceptions = map[string]bool{}
 // before it.
 var rooms = map[string][]string{
 	"internal/image":      {".", "compress", "disk", "oci", "seed", "translate", "fetch", "distribution", "pull", "local"},
-	"internal/hypervisor": {".", "jail", "savedmemory", "fake", "qemu/qmp", "qemu/stream", "qemu"},
+	"internal/hypervisor": {".", "jail", "savedmemory", "fake", "qemu/qmp", "qemu/stream", "qemu", "cloudhypervisor", "firecracker"},
 	"internal/engine":     {"serial", "proclog", "coredisk", "firmware", "process", "pool", "session", "."},
 	"internal/appliance":  {"bootctl", "bundle", "disk", "clock", "uplink", "pid1", "statecopy", "update", "identity", "install", "workload", "logins", "desired", "reconcile", "microvm", "containers", "machine", "."},
 	"internal/container":  {".", "logfile", "containerd/shimlog", "containerd"},
@@ -212,12 +214,23 @@ func forbidden(rel string, from layer, imp string) string {
 		return "engine and catalog know contracts, not implementations"
 	case from.rank == 4 && to.rank == 4 && from.name != to.name:
 		return "engine and catalog know each other through interfaces"
+	case driver(rel) != "" && driver(ours) != "" && driver(rel) != driver(ours):
+		return "a driver knows no other driver"
 	case to.rank > from.rank:
 		return "imports point downwards"
 	case from.rank <= 3 && from.name != "L2 wire" && to.rank >= 2 && noun(rel) != noun(ours) && to.name != "L2 wire":
 		return "nouns meet in vm, not in each other"
 	}
 	return ""
+}
+
+// driver returns the driver of a hypervisor to which a folder belongs, "" if it belongs to none.
+func driver(rel string) string {
+	name, _, _ := strings.Cut(strings.TrimPrefix(rel, "internal/hypervisor/"), "/")
+	if !slices.Contains([]string{"qemu", "cloudhypervisor", "firecracker", "fake"}, name) {
+		return ""
+	}
+	return name
 }
 
 // noun returns which of the nouns a folder belongs to, or the folder itself.

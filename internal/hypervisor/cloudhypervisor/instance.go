@@ -82,9 +82,10 @@ func answers(ctx context.Context, dir string) bool {
 
 // run starts supervision, which outlives ctx.
 func (i *instance) run(ctx context.Context) {
-	i.life, i.close = context.WithCancel(context.WithoutCancel(ctx))
+	life, cancel := context.WithCancel(context.WithoutCancel(ctx))
+	i.life, i.close = life, cancel
 	i.d.jail.Logs.Add(i.h.Dir)
-	go i.supervise(i.life)
+	go i.supervise(life)
 }
 
 // Handle implements hypervisor.Instance.

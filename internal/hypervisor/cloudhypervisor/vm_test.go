@@ -7,16 +7,22 @@ import (
 	"io"
 	"log/slog"
 	"os"
+	"os/exec"
 	"path/filepath"
+	"slices"
 	"strconv"
+	"strings"
 	"testing"
 
 	"golang.org/x/sys/unix"
 
+	"cocoonstack.io/cocoon/internal/errdefs"
 	"cocoonstack.io/cocoon/internal/guest/link"
 	"cocoonstack.io/cocoon/internal/hypervisor"
 	"cocoonstack.io/cocoon/internal/hypervisor/hypervisortest"
 	"cocoonstack.io/cocoon/internal/hypervisor/jail"
+	"cocoonstack.io/cocoon/internal/proc"
+	"cocoonstack.io/cocoon/internal/qcow2"
 	"cocoonstack.io/cocoon/internal/testkit/jailtest"
 	"cocoonstack.io/cocoon/internal/testkit/need"
 	"cocoonstack.io/cocoon/internal/testkit/testguest"
@@ -125,4 +131,128 @@ func TestBoots(t *testing.T) {
 	testguest.Say(t, i, "poweroff")
 	e, err := i.Wait(t.Context())
 	t.Logf("%+v, %v", e, err)
+}
+
+// TestDisksAndNICs gives a guest disks that only root may open, layers below one, and interfaces in another network namespace.
+func TestDisksAndNICs(t *testing.T) {
+	a, d := needGuest(t), testDriver(t)
+	p := a.Plan(t)
+	dir := t.TempDir()
+	file := func(name, content string) string {
+		path := filepath.Join(dir, name)
+		if err := os.WriteFile(path, append([]byte(content+"\n"), make([]byte, 1<<20-1-len(content))...), 0o600); err != nil {
+			t.Fatal(err)
+		}
+		return path
+	}
+	base := vm.Disk{Path: file("base", "base"), Format: vm.DiskRaw, ReadOnly: true}
+	var top vm.Disk
+	for n, below := range []*vm.Disk{&base, &top} {
+		below := *below
+		path := filepath.Join(dir, fmt.Sprintf("%d.qcow2", n))
+		if err := (qcow2.Overlay{VirtualSize: 1 << 20, Backing: below.Path, BackingFormat: below.Format}).Create(path); err != nil {
+			t.Fatal(err)
+		}
+		top = vm.Disk{Path: path, Format: vm.DiskQCOW2, Serial: "cow", Role: vm.RoleCOW, Backing: &below}
+	}
+	p.Disks = []vm.Disk{top, {Path: file("ro", "only read"), Format: vm.DiskRaw, ReadOnly: true, Serial: "ro"}, {Path: file("rw", "written"), Format: vm.DiskRaw, Serial: "rw"}}
+	ns := fmt.Sprintf("cocoon-ch-%d", os.Getpid())
+	ip := func(args ...string) {
+		t.Helper()
+		if out, err := exec.Command("ip", args...).CombinedOutput(); err != nil {
+			t.Fatalf("ip %v: %v\n%s", args, err, out)
+		}
+	}
+	ip("netns", "add", ns)
+	t.Cleanup(func() { _ = exec.Command("ip", "netns", "del", ns).Run() })
+	for n := range 2 {
+		tap := fmt.Sprintf("tap%d", n)
+		ip("-n", ns, "tuntap", "add", tap, "mode", "tap", "vnet_hdr")
+		ip("-n", ns, "link", "set", tap, "up")
+		p.NICs = append(p.NICs, vm.NIC{Tap: tap, NetNS: "/run/netns/" + ns, MAC: fmt.Sprintf("02:00:00:00:00:%02x", 0x40+n)})
+	}
+	i, err := d.Launch(t.Context(), p)
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer func() { _ = i.Kill(t.Context()) }()
+	testguest.Logged(t, i, "GUEST-READY disks: cow 0 ro 1 rw 0 macs: 02:00:00:00:00:40 02:00:00:00:00:41")
+	testguest.Say(t, i, "read")
+	testguest.Logged(t, i, "DISK base")
+	testguest.Say(t, i, "write overlay")
+	testguest.Logged(t, i, "WRITTEN")
+	testguest.Say(t, i, "read")
+	testguest.Logged(t, i, "DISK overlay")
+	testguest.Say(t, i, "poweroff")
+	if e, err := i.Wait(t.Context()); err != nil || !e.GuestShutdown {
+		t.Errorf("%+v, %v", e, err)
+	}
+	if text, err := os.ReadFile(base.Path); err != nil || string(text[:5]) != "base\n" {
+		t.Errorf("the base has %q, %v", text[:5], err)
+	}
+	renamed := p
+	other := vm.Disk{Path: file("other", "other"), Format: vm.DiskRaw, ReadOnly: true}
+	wrong := *top.Backing
+	wrong.Backing = &other
+	cow := top
+	cow.Backing = &wrong
+	renamed.Disks = []vm.Disk{cow}
+	if _, err := d.Launch(t.Context(), renamed); !errdefs.IsFailedPrecondition(err) || !strings.Contains(err.Error(), "names the layer") {
+		t.Errorf("another layer than the header names: %v", err)
+	}
+}
+
+// TestConfined looks at the process from outside.
+func TestConfined(t *testing.T) {
+	a, d := needGuest(t), testDriver(t)
+	p := a.Plan(t)
+	i, err := d.Launch(t.Context(), p)
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer func() { _ = i.Kill(t.Context()) }()
+	if uid, err := proc.UID(i.PID()); err != nil || !d.jail.Users.Owns(uid) {
+		t.Errorf("it runs as user %d, %v", uid, err)
+	}
+	status, err := os.ReadFile(fmt.Sprintf("/proc/%d/status", i.PID()))
+	if err != nil {
+		t.Fatal(err)
+	}
+	for _, want := range []string{"NoNewPrivs:\t1", "CapEff:\t0000000000000000", "CapBnd:\t0000000000000000"} {
+		if !strings.Contains(string(status), want) {
+			t.Errorf("its status has no %q", want)
+		}
+	}
+	threads, err := filepath.Glob(fmt.Sprintf("/proc/%d/task/*/status", i.PID()))
+	if err != nil || len(threads) < 5 {
+		t.Errorf("threads: %v, %v", threads, err)
+	}
+	for _, path := range threads {
+		text, err := os.ReadFile(path)
+		if main := fmt.Sprintf("/task/%d/", i.PID()); err != nil || !strings.Contains(string(text), "Seccomp:\t2") && !strings.Contains(path, main) {
+			t.Errorf("a thread without a filter of system calls: %.40q, %v", text, err)
+		}
+	}
+	for _, ns := range []string{"net", "mnt", "pid", "ipc", "uts"} {
+		ours, _ := os.Readlink("/proc/self/ns/" + ns)
+		if its, err := os.Readlink(fmt.Sprintf("/proc/%d/ns/%s", i.PID(), ns)); err != nil || its == ours {
+			t.Errorf("its namespace %s is ours, %v", ns, err)
+		}
+	}
+	var all []string
+	root := fmt.Sprintf("/proc/%d/root", i.PID())
+	err = filepath.WalkDir(root+"/", func(path string, e os.DirEntry, err error) error {
+		if rel := strings.TrimPrefix(path, root); rel == "/proc" {
+			return filepath.SkipDir
+		} else if err == nil && !e.IsDir() {
+			all = append(all, rel)
+		}
+		return err
+	})
+	want := []string{"/boot/initrd", "/boot/kernel", "/dev/kvm", "/dev/null", "/dev/urandom", "/run/agent.sock", d.cfg.Binary}
+	slices.Sort(all)
+	slices.Sort(want)
+	if err != nil || !slices.Equal(all, want) {
+		t.Errorf("it sees %q, %v; want %q", all, err, want)
+	}
 }

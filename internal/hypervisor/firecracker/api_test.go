@@ -51,7 +51,7 @@ func TestCall(t *testing.T) {
 	if got := <-asked; !strings.HasSuffix(got, "\r\n\r\n{\"action_type\":\"InstanceStart\"}") {
 		t.Errorf("asked %q", got)
 	}
-	conn, _ = answering(t, "HTTP/1.1 400 \r\nContent-Length: 45\r\n\r\n{\"fault_message\":\"no\\n such \\u0000 thing\"}")
+	conn, _ = answering(t, "HTTP/1.1 400 \r\nContent-Length: 42\r\n\r\n{\"fault_message\":\"no\\n such \\u0000 thing\"}")
 	if err := call(t.Context(), conn, http.MethodPut, "/vsock", struct{}{}, nil); err == nil || err.Error() != "Firecracker refuses PUT /vsock: no such thing" {
 		t.Errorf("%v", err)
 	}
