@@ -283,12 +283,7 @@ func (l *launch) configure(ctx context.Context, i *instance) error {
 	if err := l.lend(ctx, func() error { return send(l.setup.last) }); err != nil {
 		return err
 	}
-	if in := l.plan.Incoming; in != nil {
-		if in.LinksDown {
-			if err := i.linksDown(); err != nil {
-				return err
-			}
-		}
+	if l.plan.Incoming != nil {
 		return i.call(ctx, "PATCH", "/vm", runState{"Resumed"}, nil)
 	}
 	if l.plan.Paused {

@@ -40,6 +40,9 @@ func (l *launch) lend(ctx context.Context, attach func() error) (err error) {
 		if err != nil {
 			return err
 		}
+		if in := l.plan.Incoming; in != nil && in.LinksDown {
+			loan.was.up = false // so that no packet passes until SetLink
+		}
 		defer func() { err = errors.Join(err, loan.back()) }()
 	}
 	return attach()
@@ -130,33 +133,18 @@ func (t tap) at(f func() error) error {
 	return within(ns, f)
 }
 
-// set lets packets pass t, or none in either direction.
-func (t tap) set(up bool) error {
+// open lets packets pass t.
+func (t tap) open() error {
 	return t.at(func() error {
 		link, err := netlink.LinkByName(t.Name)
 		if err != nil {
 			return errdefs.Unavailablef("look for tap %s: %w", t.Name, err)
 		}
-		if up {
-			err = netlink.LinkSetUp(link)
-		} else {
-			err = netlink.LinkSetDown(link)
-		}
-		if err != nil {
-			return errdefs.Unavailablef("set tap %s up or down: %w", t.Name, err)
+		if err := netlink.LinkSetUp(link); err != nil {
+			return errdefs.Unavailablef("bring up tap %s: %w", t.Name, err)
 		}
 		return nil
 	})
-}
-
-// linksDown lets no packet of the guest pass until SetLink. The program has no carriers, so the guest does not see that.
-func (i *instance) linksDown() error {
-	for _, t := range i.h.Links {
-		if err := t.set(false); err != nil {
-			return err
-		}
-	}
-	return nil
 }
 
 // SetLink implements hypervisor.Linker for the end of Incoming.LinksDown alone, which is a matter of the tap: the program cannot take the carrier of a guest.
@@ -173,7 +161,7 @@ func (i *instance) SetLink(_ context.Context, place int, up bool) error {
 		if !up {
 			return errdefs.Unsupportedf("VM %s: Firecracker cannot take the carrier of an interface; run the VM with the driver qemu", i.h.ID)
 		}
-		return i.named(t.set(true))
+		return i.named(t.open())
 	}
 	return errdefs.NotFoundf("VM %s has no interface at place %d", i.h.ID, place)
 }

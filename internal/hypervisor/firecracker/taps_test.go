@@ -1,6 +1,7 @@
 package firecracker
 
 import (
+	"context"
 	"errors"
 	"fmt"
 	"os"
@@ -8,6 +9,7 @@ import (
 	"slices"
 	"strings"
 	"testing"
+	"time"
 
 	"github.com/vishvananda/netlink"
 	"golang.org/x/sys/unix"
@@ -74,7 +76,9 @@ func TestLend(t *testing.T) {
 	if after := describe(t, "tap0") + describe(t, "peer0"); after != before {
 		t.Errorf("before:\n%s\nafter:\n%s", before, after)
 	}
-	if _, err := jail.OpenTaps(t.Context(), []vm.NIC{nic}); err == nil {
+	soon, cancel := context.WithTimeout(t.Context(), 50*time.Millisecond)
+	defer cancel()
+	if _, err := jail.OpenTaps(soon, []vm.NIC{nic}); err == nil {
 		t.Error("the tap that came back is not open any more")
 	}
 	if !carrier(t, "tap0") {

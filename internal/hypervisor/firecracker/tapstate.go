@@ -3,6 +3,7 @@ package firecracker
 import (
 	"errors"
 	"fmt"
+	"net"
 	"os"
 	"path/filepath"
 	"strings"
@@ -19,6 +20,7 @@ import (
 // name it stay, but not chains of the family netdev.
 type tapState struct {
 	link   netlink.Link
+	up     bool
 	port   *netlink.Protinfo // on a bridge
 	vlans  []*nl.BridgeVlanInfo
 	sysctl map[string]string
@@ -39,7 +41,7 @@ func readLink(name string) (*tapState, error) {
 	if err != nil {
 		return nil, errdefs.Preconditionf("look for tap %s: %w", name, err)
 	}
-	l := &tapState{link: found, sysctl: map[string]string{}}
+	l := &tapState{link: found, up: found.Attrs().Flags&net.FlagUp != 0, sysctl: map[string]string{}}
 	for _, key := range []string{"disable_ipv6", "addr_gen_mode", "accept_ra"} {
 		value, err := os.ReadFile(ipv6Setting(name, key))
 		if err == nil {
@@ -176,7 +178,7 @@ func (l *tapState) restore() error {
 	if err := l.restorePort(now); err != nil {
 		return fmt.Errorf("put it on its bridge: %w", err)
 	}
-	if l.link.Attrs().Flags&unix.IFF_UP != 0 {
+	if l.up {
 		if err := netlink.LinkSetUp(now); err != nil {
 			return err
 		}
