@@ -25,6 +25,7 @@ func TestShow(t *testing.T) {
 		t.Fatal(err)
 	}
 	defer heard.Close()
+	_, _ = in.Fd(), out.Fd() // makes them blocking, as a shell needs them
 	user := User{UID: rootUser, GID: rootUser}
 	p, err := Start(Spec{
 		Path: "/bin/sh", In: in, Out: out, Isolated: true, User: &user, Root: &Root{Places: []string{"/save/one"}, Devices: []string{"/dev/null"}},

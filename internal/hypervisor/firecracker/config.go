@@ -51,10 +51,9 @@ const kernelArgs = "8250.nr_uarts=1 i8042.noaux i8042.nomux i8042.dumbkbd sysctl
 // The types of the requests, as far as the driver uses them.
 
 type machineConfig struct {
-	CPUs  int    `json:"vcpu_count"`
-	MiB   int64  `json:"mem_size_mib"`
-	SMT   bool   `json:"smt"`
-	Pages string `json:"huge_pages,omitempty"`
+	CPUs int   `json:"vcpu_count"`
+	MiB  int64 `json:"mem_size_mib"`
+	SMT  bool  `json:"smt"`
 }
 
 type bootSource struct {
@@ -189,11 +188,7 @@ func grown(n int) request {
 
 func (s *setup) boot(p hypervisor.Plan) error {
 	put := func(path string, body any) { s.machine = append(s.machine, request{"PUT", path, body}) }
-	m := machineConfig{CPUs: p.CPUs, MiB: p.Memory >> 20}
-	if p.Huge > 0 {
-		m.Pages = "2M"
-	}
-	put("/machine-config", m)
+	put("/machine-config", machineConfig{CPUs: p.CPUs, MiB: p.Memory >> 20})
 	args := []string{hypervisor.KernelArgs}
 	b := bootSource{Kernel: rootKernel}
 	s.files = append(s.files, rootFile{at: rootKernel, path: p.Boot.Kernel, readOnly: true})
@@ -222,7 +217,7 @@ func (s *setup) boot(p hypervisor.Plan) error {
 	if p.Agent != "" {
 		put("/vsock", vsockConfig{guestCID, filepath.Join(rootPrivate, agentSocket)})
 	}
-	put("/balloon", balloonConfig{OnOOM: true, Reporting: p.Huge == 0})
+	put("/balloon", balloonConfig{OnOOM: true, Reporting: true})
 	put("/entropy", struct{}{})
 	for n, nic := range p.NICs {
 		id := nicID(vm.PlaceOf(p.NICs, n))
@@ -244,8 +239,6 @@ func check(p hypervisor.Plan) error {
 		return errdefs.Invalidf("VM %s: %d bytes of memory are less than 1 MiB", p.Name, p.Memory)
 	case p.Memory%(1<<20) != 0:
 		return errdefs.Unsupportedf("VM %s: %d bytes of memory are no multiple of 1 MiB, which Firecracker needs", p.Name, p.Memory)
-	case p.Huge > 0 && p.Memory%int64(p.Huge) != 0:
-		return errdefs.Invalidf("VM %s: %d bytes of memory are no multiple of a huge page of %s", p.Name, p.Memory, p.Huge)
 	case p.Incoming != nil && p.Paused:
 		return errdefs.Invalidf("VM %s resumes from saved state, so it cannot start paused", p.Name)
 	case len(p.Disks) > maxDisks:
@@ -272,8 +265,7 @@ func lacks(p hypervisor.Plan) string {
 	}{
 		{p.Accel == vm.AccelTCG, "emulation (tcg): it needs kvm"},
 		{!p.Boot.Direct(), "firmware, so it boots kernels of ours only"},
-		{p.Huge > vm.HugePages2M, "huge pages of " + p.Huge.String()},
-		{p.Huge > 0 && p.Incoming != nil, "saved state with huge pages"},
+		{p.Huge > 0, "huge pages that another program cannot take: it does not reserve them"},
 		{p.Graphics, "screen"},
 		{p.Topology != (vm.Topology{}), "topology of CPUs to choose"},
 		{p.Growth != (vm.Growth{}), "CPUs or memory that grow with this driver"},

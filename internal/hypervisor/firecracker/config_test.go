@@ -33,13 +33,12 @@ func ociPlan() hypervisor.Plan {
 
 // TestGolden compares the requests with those in testdata.
 func TestGolden(t *testing.T) {
-	huge, bare, nics, resumed := ociPlan(), ociPlan(), ociPlan(), ociPlan()
-	huge.Huge, huge.Memory = vm.HugePages2M, 1<<30
+	bare, nics, resumed := ociPlan(), ociPlan(), ociPlan()
 	bare.Disks, bare.NICs, bare.Agent, bare.Boot = nil, nil, "", vm.Boot{Kernel: "/usr/lib/cocoon/vmlinux"}
 	nics.NICs = append(nics.NICs, vm.NIC{Tap: "tap3", MAC: "02:00:00:00:00:03", Place: 3})
 	resumed.NICs = nics.NICs
 	resumed.Incoming = &hypervisor.Incoming{State: "/var/lib/cocoon/snapshots/s/vmstate", Memory: "/var/lib/cocoon/snapshots/s/memory-ranges", Grown: []string{"cocoon-cow"}}
-	for name, p := range map[string]hypervisor.Plan{"oci": ociPlan(), "huge-pages": huge, "bare": bare, "nics": nics, "resumed": resumed} {
+	for name, p := range map[string]hypervisor.Plan{"oci": ociPlan(), "bare": bare, "nics": nics, "resumed": resumed} {
 		t.Run(name, func(t *testing.T) {
 			s, err := build(p, "/proc/self/fd/4")
 			if err != nil {
@@ -87,8 +86,7 @@ func TestRefused(t *testing.T) {
 		"kvm":                 func(p *hypervisor.Plan) { p.Accel = vm.AccelTCG },
 		"firmware":            func(p *hypervisor.Plan) { p.Boot = vm.Boot{} },
 		"kernels of ours":     func(p *hypervisor.Plan) { p.Boot.Firmware = vm.FirmwareUEFI },
-		"pages of 1Gi":        func(p *hypervisor.Plan) { p.Huge, p.Memory = vm.HugePages1G, 1<<30 },
-		"state with huge":     func(p *hypervisor.Plan) { p.Huge, p.Incoming = vm.HugePages2M, &hypervisor.Incoming{} },
+		"huge pages":          func(p *hypervisor.Plan) { p.Huge = vm.HugePages2M },
 		"screen":              func(p *hypervisor.Plan) { p.Graphics = true },
 		"topology":            func(p *hypervisor.Plan) { p.Topology = vm.Topology{Sockets: 1, Cores: 2, Threads: 1} },
 		"grow":                func(p *hypervisor.Plan) { p.Growth.Memory = 1 << 40 },
@@ -123,7 +121,6 @@ func TestRefused(t *testing.T) {
 		"no folder":    func(p *hypervisor.Plan) { p.Dir = "" },
 		"no CPUs":      func(p *hypervisor.Plan) { p.CPUs = 0 },
 		"no memory":    func(p *hypervisor.Plan) { p.Memory = 1 },
-		"half a page":  func(p *hypervisor.Plan) { p.Huge, p.Memory = vm.HugePages2M, 3<<20 },
 		"paused":       func(p *hypervisor.Plan) { p.Paused, p.Incoming = true, &hypervisor.Incoming{} },
 		"no format":    func(p *hypervisor.Plan) { p.Disks[0].Format = "" },
 		"long serial":  func(p *hypervisor.Plan) { p.Disks[0].Serial = strings.Repeat("x", 21) },

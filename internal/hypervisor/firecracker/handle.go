@@ -25,7 +25,6 @@ type handle struct {
 	UID     uint32      `json:"uid"`
 	Memory  int64       `json:"memory"`          // of the guest, bytes
 	Agent   bool        `json:"agent,omitempty"` // it has a channel for its agent
-	Huge    bool        `json:"huge,omitempty"`  // its memory cannot be saved
 	Disks   []drive     `json:"disks,omitempty"`
 	Links   []tap       `json:"links,omitempty"`
 	Cgroup  *jail.Place `json:"cgroup,omitempty"` // nil: the driver's own

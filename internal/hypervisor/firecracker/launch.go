@@ -93,9 +93,6 @@ func (l *launch) compose(ctx context.Context) (err error) {
 	if problem := jail.ReadKVM().Problem(); problem != "" {
 		return errdefs.Unavailablef("Firecracker needs KVM: %s", problem)
 	}
-	if err := jail.EnoughHugePages(jail.Sysfs, l.plan); err != nil {
-		return err
-	}
 	l.dir, err = jail.OpenDir(l.plan.Dir)
 	return err
 }
@@ -228,7 +225,7 @@ func (l *launch) boot(ctx context.Context) error {
 func (l *launch) instance() (*instance, error) {
 	h := handle{
 		Driver: Name, Version: handleVersion, ID: l.plan.ID, PID: l.proc.PID(), Start: l.proc.StartTime(), UUID: jail.UUID(l.plan.ID), Dir: l.plan.Dir, UID: l.uid,
-		Memory: l.plan.Memory, Agent: l.plan.Agent != "", Huge: l.plan.Huge > 0, Cgroup: l.cgroup.Place,
+		Memory: l.plan.Memory, Agent: l.plan.Agent != "", Cgroup: l.cgroup.Place,
 	}
 	for _, d := range l.plan.Disks {
 		h.Disks = append(h.Disks, drive{d.Serial, d.ReadOnly})

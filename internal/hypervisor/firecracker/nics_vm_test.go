@@ -3,6 +3,7 @@
 package firecracker
 
 import (
+	"context"
 	"fmt"
 	"os"
 	"os/exec"
@@ -11,6 +12,7 @@ import (
 
 	"cocoonstack.io/cocoon/internal/errdefs"
 	"cocoonstack.io/cocoon/internal/hypervisor"
+	"cocoonstack.io/cocoon/internal/testkit/jailtest"
 	"cocoonstack.io/cocoon/internal/testkit/testguest"
 	"cocoonstack.io/cocoon/internal/vm"
 )
@@ -121,4 +123,40 @@ func TestNICs(t *testing.T) {
 	if s, err := k.State(t.Context()); err != nil || s != hypervisor.Running {
 		t.Errorf("the other VM: %s, %v", s, err)
 	}
+}
+
+// TestReapLoan: a daemon that dies while a tap is on loan loses the tap with the process, and the network makes another one.
+func TestReapLoan(t *testing.T) {
+	a, d := needGuest(t), testDriver(t)
+	ns := bridged(t, 1)
+	p := a.Plan(t)
+	p.NICs = []vm.NIC{{Tap: "tap0", NetNS: "/run/netns/" + ns, MAC: "02:00:00:00:00:40"}}
+	l := &launch{d: d, plan: p}
+	for _, step := range []func(context.Context) error{l.compose, l.takeUser, l.makeCgroup, l.openFiles, l.openLogs, l.start} {
+		if err := step(t.Context()); err != nil {
+			t.Fatal(err)
+		}
+	}
+	there, err := os.Open(fmt.Sprintf("/proc/%d/ns/net", l.proc.PID()))
+	if err != nil {
+		t.Fatal(err)
+	}
+	loan, err := lendTap(p.NICs[0], there)
+	if err != nil {
+		t.Fatal(err)
+	}
+	_, _, _ = loan.home.Close(), there.Close(), l.proc.Close() // the daemon dies
+	l.release()
+	if err := testDriver(t).Reap(t.Context(), p.ID, p.Dir); err != nil {
+		t.Fatal(err)
+	}
+	if left := jailtest.Left(t, d.jail, p); len(left) > 0 {
+		t.Errorf("left: %q", left)
+	}
+	if text := run(t, "ip", "-n", ns, "-o", "link"); strings.Contains(text, "tap0") {
+		t.Errorf("the tap came back by itself:\n%s", text)
+	}
+	run(t, "ip", "-n", ns, "tuntap", "add", "tap0", "mode", "tap", "vnet_hdr")
+	i := start(t, d, p)
+	testguest.Logged(t, i, "macs: 02:00:00:00:00:40")
 }

@@ -73,8 +73,6 @@ func (s *save) look(ctx context.Context) error {
 		return errdefs.Invalidf("state and memory need separate files")
 	case len(s.plan.Overlays) > 0:
 		return errdefs.Unsupportedf("Firecracker cannot change the disks of a guest")
-	case s.i.h.Huge:
-		return errdefs.Unsupportedf("a guest with huge pages cannot be saved")
 	}
 	now, err := s.i.state(ctx)
 	if err != nil {

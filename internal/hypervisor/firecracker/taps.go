@@ -6,6 +6,7 @@ import (
 	"fmt"
 	"os"
 	"syscall"
+	"time"
 
 	"github.com/vishvananda/netlink"
 	"golang.org/x/sys/unix"
@@ -48,15 +49,25 @@ func (l *launch) lend(ctx context.Context, attach func() error) (err error) {
 	return attach()
 }
 
-// free checks that nobody else has the taps open. A process of another VM that is being started may have, for a moment (jail.OpenTaps), so none is being started
-// meanwhile.
+// free checks that nobody else has the taps open. A process of another VM that is being started may have, for a moment (jail.OpenTaps), also what this check opens. So none
+// is being started during the last look, which therefore is short.
 func free(ctx context.Context, nics []vm.NIC) error {
+	files, err := jail.OpenTaps(ctx, nics)
+	jail.CloseAll(files)
+	if err != nil {
+		return err
+	}
 	syscall.ForkLock.RLock()
 	defer syscall.ForkLock.RUnlock()
-	files, err := jail.OpenTaps(ctx, nics)
+	ctx, cancel := context.WithTimeout(ctx, lookTime)
+	defer cancel()
+	files, err = jail.OpenTaps(ctx, nics)
 	jail.CloseAll(files)
 	return err
 }
+
+// lookTime is more than one look takes.
+const lookTime = 100 * time.Millisecond
 
 // loan is a tap that is in the namespace of a process.
 type loan struct {

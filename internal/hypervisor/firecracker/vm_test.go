@@ -104,9 +104,9 @@ func TestDisks(t *testing.T) {
 		testguest.Say(t, i, "sh "+script)
 		testguest.Logged(t, i, want)
 	}
-	answers("cat /sys/block/vd?/ro /sys/block/vd?/size; echo", "0 1 0 2048 4096 6144 .")
-	answers("for d in a b c; do head -n 1 /dev/vd$d; done; echo", "cow layer data .")
-	answers("tr ' ' '\\n' </proc/cmdline | grep cocoon.disks", "cocoon.disks=cow,layer,data .")
+	answers("cat /sys/block/vd?/ro /sys/block/vd?/size", "0 1 0 2048 4096 6144 .")
+	answers("for d in a b c; do head -n 1 /dev/vd$d; done", "cow layer data .")
+	answers("grep -o 'cocoon.disks=[^ ]*' /proc/cmdline", "cocoon.disks=cow,layer,data .")
 	testguest.Say(t, i, "write changed")
 	testguest.Logged(t, i, "WRITTEN")
 	if text, err := os.ReadFile(p.Disks[0].Path); err != nil || string(text[:8]) != "changed\n" {
@@ -142,6 +142,17 @@ func TestDisks(t *testing.T) {
 	answers("while [ $(cat /sys/block/vdc/size) != 32768 ]; do sleep 0.1; done; echo GROWN MORE", "GROWN MORE .")
 	testguest.Say(t, i, "poweroff")
 	if e, err := i.Wait(t.Context()); err != nil || !e.GuestShutdown {
+		t.Errorf("%+v, %v", e, err)
+	}
+}
+
+// TestPanic: a kernel that panics resets its machine, which ends it.
+func TestPanic(t *testing.T) {
+	a, d := needGuest(t), testDriver(t)
+	i := start(t, d, a.Plan(t))
+	testguest.Logged(t, i, "GUEST-READY")
+	testguest.Say(t, i, "panic")
+	if e, err := i.Wait(t.Context()); err != nil || !e.GuestReset || e.GuestShutdown {
 		t.Errorf("%+v, %v", e, err)
 	}
 }
