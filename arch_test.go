@@ -48,6 +48,7 @@ var layers = []layer{
 	{"L3 jail", 3, []string{"internal/hypervisor/jail/", "internal/hypervisor/savedmemory/"}, []string{"github.com/cenkalti/backoff", "golang.org/x/sys/"}},
 	{"L3 qemu", 3, []string{"internal/hypervisor/qemu/"}, []string{"github.com/cenkalti/backoff", "golang.org/x/"}},
 	{"L3 cloud hypervisor", 3, []string{"internal/hypervisor/cloudhypervisor/"}, []string{"github.com/cenkalti/backoff", "golang.org/x/sys/"}},
+	{"L3 firecracker", 3, []string{"internal/hypervisor/firecracker/"}, []string{"github.com/cenkalti/backoff", "github.com/vishvananda/netlink", "golang.org/x/sys/"}},
 	{"L3 fake hypervisor", 3, []string{"internal/hypervisor/fake/"}, nil},
 	{"L3 hypervisor suite", 3, []string{"internal/hypervisor/hypervisortest/"}, []string{"golang.org/x/sys/"}},
 	{"L3 image", 3, []string{"internal/image/"}, []string{"github.com/cenkalti/backoff", "sigs.k8s.io/yaml", "github.com/google/go-containerregistry", "github.com/klauspost/compress", "github.com/therootcompany/xz", "golang.org/x/"}},
@@ -91,7 +92,7 @@ var exceptions = map[string]bool{}
 // before it.
 var rooms = map[string][]string{
 	"internal/image":      {".", "compress", "disk", "oci", "seed", "translate", "fetch", "distribution", "pull", "local"},
-	"internal/hypervisor": {".", "jail", "savedmemory", "fake", "qemu/qmp", "qemu/stream", "qemu", "cloudhypervisor"},
+	"internal/hypervisor": {".", "jail", "savedmemory", "fake", "qemu/qmp", "qemu/stream", "qemu", "cloudhypervisor", "firecracker"},
 	"internal/engine":     {"serial", "proclog", "coredisk", "firmware", "process", "pool", "session", "."},
 	"internal/appliance":  {"bootctl", "bundle", "disk", "clock", "uplink", "pid1", "statecopy", "update", "identity", "install", "workload", "logins", "desired", "reconcile", "microvm", "containers", "machine", "."},
 	"internal/container":  {".", "logfile", "containerd/shimlog", "containerd"},

@@ -22,6 +22,7 @@ import (
 type Root struct {
 	Files   []RootFile
 	Devices []string // character devices, at their paths; the process may read and write them
+	Places  []string // empty files that nobody can write to; Process.Show puts others there
 }
 
 // RootFile is something of the host in a Root.
@@ -169,12 +170,14 @@ func (s Spec) place() (p *placed, err error) {
 		}
 		p.parts = append(p.parts, part{at: path, fd: -1, mode: unix.S_IFCHR | 0o600, rdev: int(st.Rdev)})
 	}
-	spaces := map[[2]uint32]*os.File{} // user namespaces by the owner that they map
-	defer func() {
-		for _, ns := range spaces {
-			_ = ns.Close()
+	for _, at := range s.Root.Places {
+		if !clean(at) {
+			return p, errdefs.Invalidf("%q is no absolute, clean path", at)
 		}
-	}()
+		p.parts = append(p.parts, part{at: at, fd: -1, mode: unix.S_IFREG})
+	}
+	spaces := spaces{}
+	defer spaces.close()
 	for _, f := range s.Root.Files {
 		t, err := p.file(f, spaces)
 		if err != nil {
@@ -231,9 +234,22 @@ func (p *placed) program(path string) error {
 	return nil
 }
 
+func clean(path string) bool {
+	return filepath.IsAbs(path) && filepath.Clean(path) == path && path != "/"
+}
+
+// spaces are user namespaces by the owner that they map.
+type spaces map[[2]uint32]*os.File
+
+func (s spaces) close() {
+	for _, ns := range s {
+		_ = ns.Close()
+	}
+}
+
 // file makes the mount of one file, folder or block device.
-func (p *placed) file(f RootFile, spaces map[[2]uint32]*os.File) (part, error) {
-	if !filepath.IsAbs(f.At) || filepath.Clean(f.At) != f.At || f.At == "/" {
+func (p *placed) file(f RootFile, spaces spaces) (part, error) {
+	if !clean(f.At) {
 		return part{}, errdefs.Invalidf("%q is no absolute, clean path", f.At)
 	}
 	of, err := rawFd(f.File)
@@ -379,7 +395,7 @@ func (p *placed) mount(t part) error {
 			return err
 		}
 	default:
-		if err := os.WriteFile(at, nil, 0o444); err != nil {
+		if err := os.WriteFile(at, nil, 0o444); err != nil || t.fd < 0 {
 			return err
 		}
 	}

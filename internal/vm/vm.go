@@ -330,6 +330,13 @@ func (b Boot) Direct() bool { return b.Kernel != "" && b.Firmware == "" }
 // AgentPort is the port of the virtio socket on which the agent in a guest listens if its machine has no virtio-serial port.
 const AgentPort = 5252
 
+// ArgOff is the argument of the kernel of a guest whose machine cannot power itself off: the agent has it reset by the keyboard controller instead, which ends it.
+// Such a machine's power button is Ctrl+Alt+Del.
+const ArgOff = "cocoon.off=kbd"
+
+// ArgDisks begins the argument of the kernel of a guest whose virtio disks have no serials: the serials, in the order of the disks, with commas between them.
+const ArgDisks = "cocoon.disks="
+
 // ImageType separates OCI guests (our kernel and agent, the image's files) from disk guests (the image boots itself).
 type ImageType string
 

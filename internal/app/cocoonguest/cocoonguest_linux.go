@@ -91,6 +91,9 @@ func serve(ctx context.Context, booted boot.Result, init bool) error {
 			_ = booted.Late() // the guest works without entropy device, balloon or power button
 			var watches sync.WaitGroup
 			watches.Go(func() { boot.WatchCPUs(ctx) })
+			if init {
+				watches.Go(func() { boot.WatchCtrlAltDel(ctx, func() { srv.PowerButton(buttonGrace) }) })
+			}
 			boot.WatchPowerButton(ctx, func() { srv.PowerButton(buttonGrace) })
 			watches.Wait()
 		}

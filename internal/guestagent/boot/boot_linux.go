@@ -108,7 +108,7 @@ func Root() (Result, error) {
 	if err != nil {
 		return Result{}, err
 	}
-	disks, err := findDisks("/sys/block")
+	disks, err := Disks()
 	if err != nil {
 		return Result{}, err
 	}

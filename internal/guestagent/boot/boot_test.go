@@ -56,11 +56,19 @@ func TestFindDisks(t *testing.T) {
 	if err := os.WriteFile(filepath.Join(dir, "sda", "device", "vpd_pg80"), []byte("\x00\x80\x00\x0bcocoon-i007"), 0o644); err != nil {
 		t.Fatal(err)
 	}
-	disks, err := findDisks(dir)
+	disks, err := findDisks(dir, dir+"/cmdline")
 	if err != nil || len(disks) != 3 || disks["cocoon-i007"] != "/dev/sda" || disks["cocoon-l000"] != "/dev/vda" || disks[serialCOW] != "/dev/vdb" {
 		t.Errorf("%v, %v", disks, err)
 	}
-	if disks, err := findDisks(dir + "/none"); err != nil || len(disks) != 0 {
+	// A machine whose virtio disks have no serials tells them.
+	if err := os.WriteFile(filepath.Join(dir, "cmdline"), []byte("quiet cocoon.disks=data,,cocoon-l000 panic=-1\n"), 0o644); err != nil {
+		t.Fatal(err)
+	}
+	disks, err = findDisks(dir, dir+"/cmdline")
+	if err != nil || len(disks) != 2 || disks["data"] != "/dev/vda" || disks["cocoon-i007"] != "/dev/sda" {
+		t.Errorf("%v, %v", disks, err)
+	}
+	if disks, err := findDisks(dir+"/none", dir+"/cmdline"); err != nil || len(disks) != 0 {
 		t.Errorf("a machine without disks: %v, %v", disks, err)
 	}
 }

@@ -4,7 +4,9 @@ import (
 	"context"
 	"encoding/binary"
 	"os"
+	"os/signal"
 	"path/filepath"
+	"syscall"
 )
 
 // From linux/input.h and linux/input-event-codes.h; struct input_event is 24 bytes: time (16), type, code, value.
@@ -32,6 +34,21 @@ func WatchPowerButton(ctx context.Context, press func()) {
 		stop()
 		f.Close()
 		return
+	}
+}
+
+// WatchCtrlAltDel calls press for every Ctrl+Alt+Del of the machine until ctx ends. The kernel tells it process 1, unless it restarts the machine then.
+func WatchCtrlAltDel(ctx context.Context, press func()) {
+	told := make(chan os.Signal, 1)
+	signal.Notify(told, syscall.SIGINT)
+	defer signal.Stop(told)
+	for {
+		select {
+		case <-told:
+			press()
+		case <-ctx.Done():
+			return
+		}
 	}
 }
 

@@ -17,24 +17,51 @@ import (
 	"cocoonstack.io/cocoon/internal/blockdev"
 	"cocoonstack.io/cocoon/internal/errdefs"
 	"cocoonstack.io/cocoon/internal/filesystem/signature"
+	"cocoonstack.io/cocoon/internal/vm"
 )
 
 // Disks maps the serials of the machine's disks to their devices.
-func Disks() (map[string]string, error) { return findDisks("/sys/block") }
+func Disks() (map[string]string, error) { return findDisks("/sys/block", "/proc/cmdline") }
 
-// findDisks maps the serials of the machine's disks to their devices.
-func findDisks(sysBlock string) (map[string]string, error) {
+// findDisks maps the serials of the machine's disks to their devices. The arguments of the kernel may tell those of virtio disks (vm.ArgDisks), which then say
+// something else themselves.
+func findDisks(sysBlock, cmdline string) (map[string]string, error) {
 	entries, err := os.ReadDir(sysBlock)
 	if err != nil && !errors.Is(err, fs.ErrNotExist) {
 		return nil, fmt.Errorf("look for disks: %w", err)
 	}
-	disks := map[string]string{}
+	disks, told := map[string]string{}, toldDisks(cmdline)
 	for _, e := range entries {
-		if serial := blockdev.Serial(filepath.Join(sysBlock, e.Name())); serial != "" {
+		serial, ok := told[e.Name()]
+		if !ok {
+			serial = blockdev.Serial(filepath.Join(sysBlock, e.Name()))
+		}
+		if serial != "" {
 			disks[serial] = "/dev/" + e.Name()
 		}
 	}
 	return disks, nil
+}
+
+// toldDisks maps virtio disks to the serials that the arguments of the kernel tell.
+func toldDisks(cmdline string) map[string]string {
+	args, err := os.ReadFile(cmdline)
+	if err != nil {
+		return nil
+	}
+	told := map[string]string{}
+	for _, arg := range strings.Fields(string(args)) {
+		serials, ok := strings.CutPrefix(arg, vm.ArgDisks)
+		if !ok {
+			continue
+		}
+		for n, serial := range strings.Split(serials, ",") {
+			if n < 26 {
+				told["vd"+string(rune('a'+n))] = serial
+			}
+		}
+	}
+	return told
 }
 
 // Rescan makes the kernel look for disks that were plugged. It returns when it has seen those that are there, but their

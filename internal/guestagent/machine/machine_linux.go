@@ -192,8 +192,19 @@ func PowerOff(volumes []*os.File, disk *os.File) {
 	_ = unix.Kill(-1, unix.SIGKILL)
 	protect(volumes)
 	syncAll(disk)
-	_ = unix.Reboot(unix.LINUX_REBOOT_CMD_POWER_OFF)
+	off("/proc/cmdline", "/sys/kernel/reboot/type", unix.Reboot)
 	select {} // if the power is still on, PID 1 must not return: the kernel would panic
+}
+
+// off cuts the power. A machine that cannot do that itself says so in the arguments of the kernel (vm.ArgOff), and ends when its keyboard controller resets it.
+func off(cmdline, resetBy string, reboot func(how int) error) {
+	args, err := os.ReadFile(cmdline)
+	if err == nil && slices.Contains(strings.Fields(string(args)), vm.ArgOff) {
+		if os.WriteFile(resetBy, []byte("kbd"), 0) == nil {
+			_ = reboot(unix.LINUX_REBOOT_CMD_RESTART)
+		}
+	}
+	_ = reboot(unix.LINUX_REBOOT_CMD_POWER_OFF)
 }
 
 // serverPatience is how long a power-off waits for NFS servers to take what was written: one that is away never does.

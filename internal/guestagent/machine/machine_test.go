@@ -7,6 +7,7 @@ import (
 	"os/exec"
 	"path/filepath"
 	"runtime"
+	"slices"
 	"strings"
 	"testing"
 
@@ -188,4 +189,24 @@ func configureAll(t *testing.T, nics []vm.NIC, olds []string) error {
 	}
 	defer s.close()
 	return s.configure(t.Context(), nics, olds)
+}
+
+// TestOff: a machine that cannot cut its power is reset by its keyboard controller, and no other one.
+func TestOff(t *testing.T) {
+	dir := t.TempDir()
+	cmdline, by := filepath.Join(dir, "cmdline"), filepath.Join(dir, "type")
+	for args, want := range map[string][]int{
+		"quiet panic=-1\n":                   {unix.LINUX_REBOOT_CMD_POWER_OFF},
+		"quiet " + vm.ArgOff + " reboot=t\n": {unix.LINUX_REBOOT_CMD_RESTART, unix.LINUX_REBOOT_CMD_POWER_OFF},
+	} {
+		if err := errors.Join(os.WriteFile(cmdline, []byte(args), 0o600), os.WriteFile(by, []byte("triple"), 0o600)); err != nil {
+			t.Fatal(err)
+		}
+		var got []int
+		off(cmdline, by, func(how int) error { got = append(got, how); return nil })
+		text, err := os.ReadFile(by)
+		if err != nil || !slices.Equal(got, want) || (string(text) == "kbd") != (len(want) == 2) {
+			t.Errorf("%q: %x, %q, %v", args, got, text, err)
+		}
+	}
 }

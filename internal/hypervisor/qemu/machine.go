@@ -2,11 +2,9 @@ package qemu
 
 import (
 	"context"
-	"os"
 	"os/exec"
 	"regexp"
 	"runtime"
-	"slices"
 	"strings"
 
 	"cocoonstack.io/cocoon/internal/errdefs"
@@ -68,30 +66,10 @@ func (d *Driver) Machine(ctx context.Context, accel vm.Accel) (vm.Machine, error
 func machineOf(f binaryFacts, accel vm.Accel) vm.Machine {
 	m := vm.Machine{Driver: Name, Version: f.version, Type: f.machine, Arch: runtime.GOARCH, Accel: accel}
 	if accel == vm.AccelKVM {
-		m.CPU, m.Flags = "host", hostFlags()
+		m.CPU, m.Flags = "host", jail.HostFlags()
 		return m
 	}
 	parts := strings.SplitN(f.version, ".", 3)
 	m.CPU = "max-" + strings.Join(parts[:min(len(parts), 2)], ".")
 	return m
-}
-
-// hostFlags returns the features of the host's CPUs, sorted.
-func hostFlags() []string {
-	info, err := os.ReadFile("/proc/cpuinfo")
-	if err != nil {
-		return nil
-	}
-	return cpuFlags(string(info))
-}
-
-func cpuFlags(cpuinfo string) []string {
-	for line := range strings.Lines(cpuinfo) {
-		if key, value, ok := strings.Cut(line, ":"); ok && strings.TrimSpace(key) == "flags" {
-			flags := strings.Fields(value)
-			slices.Sort(flags)
-			return slices.Compact(flags)
-		}
-	}
-	return nil
 }

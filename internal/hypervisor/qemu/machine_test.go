@@ -4,6 +4,7 @@ import (
 	"slices"
 	"testing"
 
+	"cocoonstack.io/cocoon/internal/hypervisor/jail"
 	"cocoonstack.io/cocoon/internal/vm"
 )
 
@@ -41,7 +42,7 @@ func TestCPUFlags(t *testing.T) {
 		{"", nil},
 	}
 	for _, tt := range tests {
-		if got := cpuFlags(tt.info); !slices.Equal(got, tt.want) {
+		if got := jail.CPUFlags(tt.info); !slices.Equal(got, tt.want) {
 			t.Errorf("%q: %q, want %q", tt.info, got, tt.want)
 		}
 	}

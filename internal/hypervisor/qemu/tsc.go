@@ -5,6 +5,8 @@ import (
 	"slices"
 	"sync"
 	"time"
+
+	"cocoonstack.io/cocoon/internal/hypervisor/jail"
 )
 
 const (
@@ -22,7 +24,7 @@ func newTSC() func() int {
 	first := readTSC()
 	return sync.OnceValue(func() int {
 		info, _ := os.ReadFile("/proc/cpuinfo") // unreadable: no flags
-		if !steadyTSC(cpuFlags(string(info))) {
+		if !steadyTSC(jail.CPUFlags(string(info))) {
 			return 0
 		}
 		if time.Since(first.at) > tscStale {

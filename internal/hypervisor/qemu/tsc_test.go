@@ -3,6 +3,8 @@ package qemu
 import (
 	"testing"
 	"time"
+
+	"cocoonstack.io/cocoon/internal/hypervisor/jail"
 )
 
 // TestTSC measures the frequency twice, over times of different length.
@@ -36,7 +38,7 @@ func TestSteadyTSC(t *testing.T) {
 		"another architecture":               {"", false},
 	} {
 		cpuinfo := "processor\t: 0\nvendor_id\t: GenuineIntel\nflags\t\t: " + tt.flags + "\nbugs\t\t: spectre_v1\n"
-		if got := steadyTSC(cpuFlags(cpuinfo)); got != tt.want {
+		if got := steadyTSC(jail.CPUFlags(cpuinfo)); got != tt.want {
 			t.Errorf("%s: %t", name, got)
 		}
 	}

@@ -30,6 +30,11 @@ for m in virtio_ring virtio virtio_pci_legacy_dev virtio_pci_modern_dev virtio_p
 	case "$f" in *.gz) gunzip $f; f=${f%.gz} ;; esac
 	[ -n "$f" ] && insmod $f 2>/dev/null
 done
+off() { # a machine that cannot cut its power is reset by its keyboard controller instead
+	grep -q cocoon.off=kbd /proc/cmdline && echo kbd >/sys/kernel/reboot/type && reboot -f
+	poweroff -f
+}
+trap off INT # Ctrl+Alt+Del is the power button of such a machine
 echo online >/sys/devices/system/memory/auto_online_blocks
 mdev -s
 for p in /sys/class/virtio-ports/*; do
@@ -38,14 +43,14 @@ for p in /sys/class/virtio-ports/*; do
 done
 [ -x /echo ] && /echo &
 button=$(grep -l "Power Button" /sys/class/input/event*/device/name | cut -d/ -f5)
-[ -n "$button" ] && (dd if=/dev/input/$button bs=24 count=1 of=/dev/null 2>/dev/null; poweroff -f) &
+[ -n "$button" ] && (dd if=/dev/input/$button bs=24 count=1 of=/dev/null 2>/dev/null; off) &
 disks=
 for b in /sys/block/vd*; do disks="$disks $(cat $b/serial) $(cat $b/ro)"; done 2>/dev/null
 echo GUEST-READY disks:$disks macs: $(cat /sys/class/net/eth*/address 2>/dev/null)
 while read word arg; do
 	echo "HEARD $word"
 	case "$word" in
-	poweroff) poweroff -f ;;
+	poweroff) off ;;
 	reset) reboot -f ;;
 	panic) echo c >/proc/sysrq-trigger ;;
 	flood) while :; do echo 0123456789012345678901234567890123456789012345678901234567890123456789; done ;;
@@ -69,7 +74,7 @@ while read word arg; do
 	up) ip link set eth0 up; ip addr add $arg dev eth0; echo UP ;;
 	esac
 done
-poweroff -f
+off
 `
 
 // Guest is a kernel and an initial file system, which is the configured one (for its modules) plus our init.

@@ -1,0 +1,61 @@
+package firecracker
+
+import (
+	"os"
+	"path/filepath"
+	"strings"
+	"testing"
+)
+
+const at = "2026-11-29T13:10:04.474674663 [8a0ed7a0:main] "
+
+func TestReasonOf(t *testing.T) {
+	reset := at + "Unexpected exit reason on vcpu run: Shutdown\n" + at + "Vmm is stopping.\n" + at + "Killing vCPU threads\n" +
+		at + "RunWithApiError error: MicroVMStopped with an error: GenericError\n" + at + "Firecracker exiting with error. exit_code=1\n"
+	for name, c := range map[string]struct{ log, want string }{
+		"powered off": {at + "Vmm is stopping.\n" + at + "Firecracker exiting successfully. exit_code=0\n", reasonShutdown},
+		"reset":       {reset, reasonReset},
+		"reset soon":  {strings.Replace(reset, "with error. exit_code=1", "successfully. exit_code=0", 1), reasonReset},
+		"runs":        {at + "Successfully started microvm\n", ""},
+		"nothing":     {"", ""},
+		"cut":         {"\x00\x00\x00\x00" + reset + "\x00\x00", reasonReset},
+		"other fault": {strings.Replace(reset, "Shutdown", "InternalError", 1), ""},
+		"crash":       {at + "Firecracker exiting with error. exit_code=148\n", ""},
+		"not the end": {at + "Firecracker exiting successfully. exit_code=0\n" + at + "something else\n", ""},
+	} {
+		if got := reasonOf([]byte(c.log)); got != c.want {
+			t.Errorf("%s: %q, want %q", name, got, c.want)
+		}
+	}
+}
+
+func TestLastLine(t *testing.T) {
+	path := filepath.Join(t.TempDir(), "log")
+	if got := lastLine(path); got != "" {
+		t.Errorf("no log: %q", got)
+	}
+	for text, want := range map[string]string{
+		"": "", "\x00\x00\n": "", "a\nb \n\n": "b", "why\n" + at + "Firecracker exiting with error. exit_code=1\n": "why", strings.Repeat("x", 9000): strings.Repeat("x", 500),
+	} {
+		if err := os.WriteFile(path, []byte(text), 0o600); err != nil {
+			t.Fatal(err)
+		}
+		if got := lastLine(path); got != want {
+			t.Errorf("%.40q: %q", text, got)
+		}
+	}
+}
+
+// FuzzReasonOf: whatever a process that its guest may have taken over writes to its log, reading it ends, and it says one of three things.
+func FuzzReasonOf(f *testing.F) {
+	f.Add([]byte(at + "Unexpected exit reason on vcpu run: Shutdown\n" + at + "Firecracker exiting with error. exit_code=1\n"))
+	f.Add([]byte(at + "Firecracker exiting successfully. exit_code=0\n"))
+	f.Add([]byte("\x00\x00\n\r\n"))
+	f.Fuzz(func(t *testing.T, log []byte) {
+		switch got := reasonOf(log); got {
+		case "", reasonShutdown, reasonReset:
+		default:
+			t.Errorf("%q", got)
+		}
+	})
+}
