@@ -157,6 +157,27 @@ func TestPanic(t *testing.T) {
 	}
 }
 
+// TestHalted: a program that powers the guest off past its init only halts it, which is noticed.
+func TestHalted(t *testing.T) {
+	a, d := needGuest(t), testDriver(t)
+	p := a.Plan(t)
+	i := start(t, d, p)
+	testguest.Logged(t, i, "GUEST-READY")
+	testguest.Say(t, i, "sh poweroff -f")
+	_ = i.Close() // another daemon notices it
+	i, err := testDriver(t).Adopt(t.Context(), i.Handle())
+	if err != nil {
+		t.Fatal(err)
+	}
+	t.Cleanup(func() { _ = i.Close() })
+	if e, err := i.Wait(t.Context()); err != nil || !e.GuestShutdown || e.GuestReset || e.Signal != 0 {
+		t.Errorf("%+v, %v", e, err)
+	}
+	if left := jailtest.Left(t, d.jail, p); len(left) > 0 {
+		t.Errorf("left: %q", left)
+	}
+}
+
 func start(t *testing.T, d *Driver, p hypervisor.Plan) hypervisor.Instance {
 	t.Helper()
 	i, err := d.Launch(t.Context(), p)
