@@ -34,6 +34,8 @@ case $kind in
     kvm)
         packages+=("$(kernel_package host)") # kernels for guests lack 9p
         modules+=(virtio_console 9pnet_virtio 9p overlay vhost_net vhost_vsock tun bridge veth loop ext4)
+        modules+=(nf_tables nft_ct nft_masq nft_nat nft_chain_nat nft_fib_inet nft_limit nft_reject_inet nf_conntrack_bridge nft_reject_bridge nft_meta_bridge) # rules of networks
+        modules+=(sch_ingress cls_u32 act_mirred)
         ;;
     *) usage ;;
 esac

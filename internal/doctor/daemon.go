@@ -84,6 +84,29 @@ func (d doctor) pools(ctx context.Context) finding {
 	return finding{status: OK, detail: strings.Join(good, "; ")}
 }
 
+// drivers reports the hypervisors that VMs can ask for. One that the node lacks is no fault, unless it is the default. A daemon that does not
+// answer is no finding.
+func (d doctor) drivers(ctx context.Context) finding {
+	ctx, cancel := context.WithTimeout(ctx, probeTimeout)
+	defer cancel()
+	all, err := d.cfg.Drivers(ctx)
+	if err != nil {
+		return finding{status: OK, detail: notAnswering}
+	}
+	var said []string
+	for _, x := range all {
+		switch {
+		case x.Error == "":
+			said = append(said, strings.TrimSpace(x.Name+" "+x.Version)+" by "+x.Accel)
+		case x.Default:
+			return finding{Warn, x.Name + ", the default: " + x.Error, "do what it says, or choose another default by `cocoond --driver`"}
+		default:
+			said = append(said, "not "+x.Name+": "+x.Error)
+		}
+	}
+	return finding{status: OK, detail: strings.Join(said, "; ")}
+}
+
 // strays reports VMs on this host that are not on record. A daemon that does not answer is no finding.
 func (d doctor) strays(ctx context.Context) finding {
 	ctx, cancel := context.WithTimeout(ctx, probeTimeout)

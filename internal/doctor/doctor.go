@@ -45,6 +45,9 @@ type Config struct {
 	// Strays returns the VMs on this host that are not on record; nil: unavailable.
 	Strays func(ctx context.Context) ([]vm.Stray, error)
 
+	// Drivers returns the hypervisors of the node; nil: unavailable.
+	Drivers func(ctx context.Context) ([]nodewire.Driver, error)
+
 	// Pools returns how full the pools of volumes are; nil: unavailable.
 	Pools func(ctx context.Context) ([]volume.Pool, error)
 
@@ -140,6 +143,9 @@ func (d doctor) checks() []check {
 	}
 	if d.cfg.MappingProblems != nil {
 		all = append(all, check{name: "image mappings", feature: "images by alias", look: d.mappings})
+	}
+	if d.cfg.Drivers != nil {
+		all = append(all, check{name: "hypervisors", feature: "VMs that ask for one", look: d.drivers})
 	}
 	if d.cfg.Networks != nil {
 		all = append(all, check{name: "networks", feature: "networks of the bridge and of CNI", look: d.networks})

@@ -47,7 +47,7 @@ func (n *node) designCopy(ctx context.Context, x snapshot.Snapshot, spec vm.Clon
 		}
 	}
 	driver := x.Hypervisor
-	if n.drivers[driver] == nil { // any driver here can boot its disks
+	if !n.drivers.usable(ctx, driver) { // any driver here can boot its disks
 		driver = n.cfg.DefaultDriver
 	}
 	images, err := n.imagesOf(ctx, x)

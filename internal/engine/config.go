@@ -25,7 +25,7 @@ type Config struct {
 	StateDir       string   // survives a reboot: disks and logs of the VMs, in vms/<id>
 	RunDir         string   // may vanish at a reboot: sockets of the VMs, in vms/<id>
 	DefaultDriver  string   // for a spec that names none
-	StandIns       []string // hypervisors whose VMs DefaultDriver runs while this node has no driver of that name
+	StandIns       []string // hypervisors whose VMs DefaultDriver runs while this node cannot run them
 	DefaultNetwork string   // for a NIC that names none
 	Kernel         string   // guest kernel of OCI images; "": only disk images can run
 	Initrd         string   // contains the guest agent

@@ -77,7 +77,7 @@ func (n *node) planAndCreate(ctx context.Context, spec vm.Spec, anySize bool, o 
 		}
 		spec.Storage = max(spec.Storage, size)
 	}
-	driver, err := n.driverFor(spec.Driver)
+	driver, err := n.driverFor(ctx, spec.Driver)
 	if err != nil {
 		return vm.Record{}, err
 	}

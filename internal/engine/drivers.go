@@ -24,6 +24,16 @@ func (ds drivers) get(name string) (hypervisor.Driver, error) {
 	return nil, errdefs.Invalidf("no hypervisor driver is called %q; available: %s", name, ds.names())
 }
 
+// usable reports whether the driver with that name can start VMs here.
+func (ds drivers) usable(ctx context.Context, name string) bool {
+	d := ds[name]
+	if d == nil {
+		return false
+	}
+	_, err := d.Probe(ctx)
+	return !errdefs.IsUnavailable(err)
+}
+
 // check refuses a plan that the driver with that name can never start.
 func (ds drivers) check(ctx context.Context, name string, p hypervisor.Plan) error {
 	d, err := ds.get(name)

@@ -2,6 +2,7 @@ package engine
 
 import (
 	"cmp"
+	"context"
 	"fmt"
 	"os"
 	"slices"
@@ -16,8 +17,8 @@ import (
 )
 
 // driverFor returns the name of the driver that runs a VM whose spec names want.
-func (n *node) driverFor(want string) (string, error) {
-	if want == "" || n.drivers[want] == nil && slices.Contains(n.cfg.StandIns, want) {
+func (n *node) driverFor(ctx context.Context, want string) (string, error) {
+	if want == "" || slices.Contains(n.cfg.StandIns, want) && !n.drivers.usable(ctx, want) {
 		want = n.cfg.DefaultDriver
 	}
 	_, err := n.drivers.get(want)

@@ -76,19 +76,28 @@ func TestNodeWithoutNetwork(t *testing.T) {
 }
 
 func TestDriverOfAVM(t *testing.T) {
-	e := newNode(Config{DefaultDriver: "d", StandIns: []string{"other", "more"}}, Deps{Drivers: map[string]hypervisor.Driver{"d": nopDriver{}, "more": nopDriver{}}})
-	for want, driver := range map[string]string{"": "d", "d": "d", "other": "d", "more": "more"} {
-		if got, err := e.driverFor(want); err != nil || got != driver {
+	e := newNode(Config{DefaultDriver: "d", StandIns: []string{"other", "more", "broken"}}, Deps{Drivers: map[string]hypervisor.Driver{
+		"d": nopDriver{}, "more": nopDriver{}, "broken": nopDriver{broken: errdefs.Unavailablef("there is no KVM")}, "own": nopDriver{broken: errdefs.Unavailablef("there is no KVM")},
+	}})
+	for want, driver := range map[string]string{"": "d", "d": "d", "other": "d", "more": "more", "broken": "d", "own": "own"} {
+		if got, err := e.driverFor(t.Context(), want); err != nil || got != driver {
 			t.Errorf("%q runs in %q, %v; want %q", want, got, err, driver)
 		}
 	}
-	if _, err := e.driverFor("unknown"); !errdefs.IsInvalid(err) {
+	if _, err := e.driverFor(t.Context(), "unknown"); !errdefs.IsInvalid(err) {
 		t.Errorf("an unknown hypervisor: %v", err)
 	}
 }
 
-// nopDriver is a driver that is never used.
-type nopDriver struct{ hypervisor.Driver }
+// nopDriver is a driver that starts nothing.
+type nopDriver struct {
+	hypervisor.Driver
+	broken error
+}
+
+func (d nopDriver) Probe(context.Context) (hypervisor.Info, error) {
+	return hypervisor.Info{}, d.broken
+}
 
 func TestCloudInitIsForDiskImages(t *testing.T) {
 	e := newNode(Config{DefaultDriver: "d", Kernel: "k"}, Deps{Drivers: map[string]hypervisor.Driver{"d": nopDriver{}}})

@@ -54,10 +54,11 @@ var bad = []struct {
 		info:   []string{"nobody confirmed it in 3m0s", "uplink: no link has an address"},
 	},
 	{
-		name:   "has a daemon that hangs",
-		change: script(moveDev, inRoot("while sleep 5; do set -- $(ps -o pid,args | grep -v grep | grep cocoond.yaml); [ -e /run/cocoon/cocoond.sock ] && kill -STOP $1; done", "/dev/console")+moveDev, false),
-		says:   []string{"the system on trial hangs", "the system on trial hangs"},
-		info:   []string{"ran, and stopped before somebody confirmed it", "the watchdog restarted the machine"},
+		name: "has a daemon that hangs",
+		change: script(moveDev, inRoot("while sleep 5; do [ -e /run/began ] || touch /run/began; set -- $(ps -o pid,args | grep -v grep | grep cocoond.yaml); "+
+			"[ /perm/cocoon/update/trial.json -nt /run/began ] && kill -STOP $1; done", "/dev/console")+moveDev, false),
+		says: []string{"the system on trial hangs", "the system on trial hangs"},
+		info: []string{"ran, and stopped before somebody confirmed it", "the watchdog restarted the machine"},
 	},
 }
 

@@ -45,6 +45,10 @@ func examine(ctx context.Context, dir string, fix bool) ([]nodewire.Check, error
 		i, err := c.Info(ctx)
 		return i.NetworkDetails, err
 	})
+	cfg.Drivers = asking(socket, func(c *nodeclient.Client, ctx context.Context) ([]nodewire.Driver, error) {
+		i, err := c.Info(ctx)
+		return i.Drivers, err
+	})
 	cfg.Pools = asking(socket, func(c *nodeclient.Client, ctx context.Context) ([]volume.Pool, error) {
 		i, err := c.Info(ctx)
 		return i.VolumePools, err

@@ -36,11 +36,15 @@ type CSI struct {
 type Config struct {
 	StateDir, RunDir, Socket, Group, Listen, MetricsAddr, Driver, SnapshotForm string
 
-	TLS       nodeapi.TLS
-	Peer      Peer
-	Guest     Guest
-	QEMU      QEMU
-	Fake      Fake
+	TLS   nodeapi.TLS
+	Peer  Peer
+	Guest Guest
+	QEMU  QEMU
+	Fake  Fake
+
+	CloudHypervisor Program
+	Firecracker     Program
+
 	Network   NetworkConfig
 	Images    Images
 	Pool      Pool
@@ -84,6 +88,11 @@ type QEMU struct {
 	UIDBase  uint32 `json:"uidBase,omitempty"`  // first of the user ids that VM processes get
 	UIDCount uint32 `json:"uidCount,omitempty"` // number of those user ids
 	TBSize   int    `json:"tbSize,omitempty"`   // MiB of translated code per emulated VM
+}
+
+// Program configures a driver whose other settings are those of QEMU.
+type Program struct {
+	Binary string `json:"binary,omitempty"` // looked up in PATH, or a path
 }
 
 // VolumePool configures the volumes on a thin pool of LVM.
@@ -153,13 +162,15 @@ func (c *Config) settings() []settings.Setting {
 		{Key: "tls", Value: settings.Tree(&c.TLS), Usage: "{cert, key, clientCA}: files for listen; clients have a certificate of clientCA"},
 		{Key: "peer", Value: settings.Tree(&c.Peer), Usage: "{ca, cert, key}: files to fetch snapshots from other nodes' listen with; their clientCA signed cert"},
 		{Flag: "metrics-addr", Env: "COCOOND_METRICS_ADDR", Key: "metricsAddr", Value: settings.Text(&c.MetricsAddr), Usage: "serve Prometheus metrics on this loopback host:port"},
-		{Flag: "driver", Env: "COCOOND_DRIVER", Key: "driver", Default: qemu.Name, Value: settings.Text(&c.Driver), Usage: "hypervisor: qemu, or fake for scale tests without guests"},
+		{Flag: "driver", Env: "COCOOND_DRIVER", Key: "driver", Default: qemu.Name, Value: settings.Text(&c.Driver), Usage: "hypervisor of VMs that name none: qemu, cloud-hypervisor, firecracker, or fake for scale tests without guests"},
 		{Flag: "kernel", Env: "COCOOND_KERNEL", Key: "guest.kernel", Value: settings.Text(&g.Kernel), Usage: "kernel of container images (default: guest/vmlinux beside the binary or in ../lib/cocoon)"},
 		{Flag: "initramfs", Env: "COCOOND_INITRAMFS", Key: "guest.initramfs", Value: settings.Text(&g.Initramfs), Usage: "initramfs of container images (default: guest/initramfs in the same folders)"},
 		{Flag: "windows-drivers", Env: "COCOOND_WINDOWS_DRIVERS", Key: "guest.windowsDrivers", Value: settings.Text(&g.WindowsDrivers), Usage: "ISO image with drivers, such as virtio-win.iso, which is in the CD-ROM drive of Windows guests (default: none)"},
 		{Flag: "vsock", Env: "COCOOND_VSOCK", Key: "guest.vsock", Value: settings.Bool(&g.VSOCK), Usage: "whether guests may have a virtio socket, by which they reach whatever listens for AF_VSOCK on this machine"},
 		{Key: "guest.silenceSeconds", Default: "60", Value: settings.Number(&g.SilenceSeconds), Usage: "how long a guest may not answer before calls into it end"},
 		{Key: "qemu", Value: settings.Tree(&c.QEMU), Usage: "{binary, cgroup, uidBase, uidCount, tbSize}: program, folder of the VMs in the cgroup tree, their user ids, MiB of translated code"},
+		{Key: "cloudHypervisor", Value: settings.Tree(&c.CloudHypervisor), Usage: "{binary}: program of the driver cloud-hypervisor"},
+		{Key: "firecracker", Value: settings.Tree(&c.Firecracker), Usage: "{binary}: program of the driver firecracker"},
 		{Key: "fake", Value: settings.Tree(&c.Fake), Usage: "{launchMS, shutdownMS}: how long the VMs of the driver fake take"},
 		{Flag: "image-mappings", Env: "COCOOND_IMAGE_MAPPINGS", Key: "images.mappings", Default: DefaultMappings, Value: settings.Text(&i.Mappings), Usage: "folder of files that map image names to URLs"},
 		{Flag: "image-download-protocol", Env: "VIRTLET_DOWNLOAD_PROTOCOL", Key: "images.downloadProtocol", Default: "https", Value: settings.Text(&i.DownloadProtocol), Usage: "protocol of image URLs that name none"},

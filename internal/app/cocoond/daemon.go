@@ -1,6 +1,7 @@
 package cocoond
 
 import (
+	"cmp"
 	"context"
 	"errors"
 	"fmt"
@@ -20,7 +21,9 @@ import (
 	"cocoonstack.io/cocoon/internal/guest/agent"
 	"cocoonstack.io/cocoon/internal/guest/qga"
 	"cocoonstack.io/cocoon/internal/hypervisor"
+	"cocoonstack.io/cocoon/internal/hypervisor/cloudhypervisor"
 	"cocoonstack.io/cocoon/internal/hypervisor/fake"
+	"cocoonstack.io/cocoon/internal/hypervisor/jail"
 	"cocoonstack.io/cocoon/internal/hypervisor/qemu"
 	"cocoonstack.io/cocoon/internal/image/local"
 	"cocoonstack.io/cocoon/internal/image/pull"
@@ -183,13 +186,19 @@ func (d *daemon) present(path string) string {
 }
 
 func (d *daemon) drivers() (map[string]hypervisor.Driver, error) {
-	q, err := qemu.New(qemu.Config{
-		Binary: d.cfg.QEMU.Binary, Cgroup: d.cfg.QEMU.Cgroup, UIDBase: d.cfg.QEMU.UIDBase, UIDCount: d.cfg.QEMU.UIDCount, TBSize: d.cfg.QEMU.TBSize,
-	}, d.log)
+	users, err := jail.NewUsers(cmp.Or(d.cfg.QEMU.UIDBase, jail.DefaultUIDBase), cmp.Or(d.cfg.QEMU.UIDCount, jail.DefaultUIDCount))
 	if err != nil {
 		return nil, err
 	}
-	drivers := map[string]hypervisor.Driver{qemu.Name: q}
+	q, err := qemu.New(qemu.Config{Binary: d.cfg.QEMU.Binary, Cgroup: d.cfg.QEMU.Cgroup, Users: users, TBSize: d.cfg.QEMU.TBSize}, d.log)
+	if err != nil {
+		return nil, err
+	}
+	c, err := cloudhypervisor.New(cloudhypervisor.Config{Binary: d.cfg.CloudHypervisor.Binary, Cgroup: d.cfg.QEMU.Cgroup, Users: users}, d.log)
+	if err != nil {
+		return nil, err
+	}
+	drivers := map[string]hypervisor.Driver{qemu.Name: q, cloudhypervisor.Name: c}
 	if d.cfg.Driver != fake.Name {
 		return drivers, nil
 	}

@@ -88,10 +88,16 @@ func (n *node) Info(ctx context.Context) (nodewire.NodeInfo, error) {
 	for _, d := range i.NetworkDetails {
 		i.Networks = append(i.Networks, d.Name)
 	}
-	for _, name := range slices.Sorted(maps.Keys(n.drivers)) {
-		i.Drivers = append(i.Drivers, n.driver(ctx, name))
-	}
+	i.Drivers = n.described(ctx)
 	return i, nil
+}
+
+// described returns what is said of the hypervisors.
+func (n *node) described(ctx context.Context) (out []nodewire.Driver) {
+	for _, name := range slices.Sorted(maps.Keys(n.drivers)) {
+		out = append(out, n.driver(ctx, name))
+	}
+	return out
 }
 
 func (n *node) pools(ctx context.Context) []volume.Pool {
@@ -122,6 +128,7 @@ func (n *node) Doctor(ctx context.Context) ([]nodewire.Check, error) {
 		StateDir: n.cfg.StateDir, RunDir: n.cfg.RunDir, Kernel: n.cfg.Guest.Kernel, Initrd: n.cfg.Guest.Initramfs,
 		QEMU: n.cfg.QEMU.Binary, Group: n.cfg.Group, MappingProblems: n.problems,
 		Networks: func(ctx context.Context) ([]nodewire.Network, error) { return n.nets.describe(ctx), nil },
+		Drivers:  func(ctx context.Context) ([]nodewire.Driver, error) { return n.described(ctx), nil },
 		Strays:   n.Strays,
 		Pools:    func(ctx context.Context) ([]volume.Pool, error) { return n.pools(ctx), nil },
 	}, false), nil

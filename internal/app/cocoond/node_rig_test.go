@@ -61,12 +61,14 @@ func newNodeIn(t *testing.T, dir string, config ...string) *node {
 	if err := os.WriteFile(n.flags[1], []byte(strings.Join(config, "\n")), 0o600); err != nil {
 		t.Fatal(err)
 	}
-	n.start()
 	t.Cleanup(func() {
 		if t.Failed() {
 			text, _ := os.ReadFile(filepath.Join(dir, "log"))
 			t.Logf("%s", text[max(0, len(text)-6000):])
 		}
+	})
+	n.start()
+	t.Cleanup(func() {
 		_ = n.process.Process.Signal(syscall.SIGTERM)
 		_ = n.process.Wait()
 		if out, err := exec.Command(n.process.Path, append([]string{"shutdown"}, n.flags...)...).CombinedOutput(); err != nil {

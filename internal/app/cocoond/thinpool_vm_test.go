@@ -14,8 +14,8 @@ import (
 	"testing"
 	"time"
 
-	"cocoonstack.io/cocoon/internal/testkit/need"
 	"cocoonstack.io/cocoon/internal/testkit/machine"
+	"cocoonstack.io/cocoon/internal/testkit/need"
 )
 
 //go:embed testdata/thinpool.sh

@@ -13,6 +13,7 @@ import (
 	"testing"
 	"time"
 
+	"cocoonstack.io/cocoon/internal/image"
 	"cocoonstack.io/cocoon/internal/testkit/need"
 	"cocoonstack.io/cocoon/internal/testkit/ociimage"
 	"cocoonstack.io/cocoon/internal/vm"
