@@ -31,10 +31,18 @@ func (p *Process) Show(f RootFile, user User) error {
 	return nil
 }
 
-// Hide takes away what Show put at a place. It is no error if there is nothing. A file that the process has opened stays open.
+// Hide takes away all that Show put at a place. It is no error if there is nothing. A file that the process has opened stays open.
 func (p *Process) Hide(at string) error {
-	err := p.inMounts(func() error { return unix.Unmount(at, unix.MNT_DETACH|unix.UMOUNT_NOFOLLOW) })
-	if err != nil && !errors.Is(err, unix.EINVAL) {
+	err := p.inMounts(func() error {
+		for {
+			if err := unix.Unmount(at, unix.MNT_DETACH|unix.UMOUNT_NOFOLLOW); errors.Is(err, unix.EINVAL) { // nothing is mounted there
+				return nil
+			} else if err != nil {
+				return err
+			}
+		}
+	})
+	if err != nil {
 		return fmt.Errorf("hide %s from process %d: %w", at, p.pid, err)
 	}
 	return nil

@@ -69,6 +69,9 @@ func TestShow(t *testing.T) {
 		if err != nil {
 			t.Fatal(err)
 		}
+		if err := p.Show(RootFile{At: "/save/one", File: f}, user); err != nil { // what is below it is gone with it
+			t.Fatal(err)
+		}
 		ask("shown", "content")
 		if text, err := os.ReadFile(path); err != nil || string(text) != "written shown\n" {
 			t.Errorf("the file has %q, %v", text, err)

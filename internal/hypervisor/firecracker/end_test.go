@@ -59,3 +59,13 @@ func FuzzReasonOf(f *testing.F) {
 		}
 	})
 }
+
+func TestSaysHalted(t *testing.T) {
+	for text, want := range map[string]bool{
+		"[    9.613279] reboot: System halted\r\n": true, "x\n[ 1.0] reboot: Power down\n": true, "reboot: System halted\nlogin: ": false, "reboot: Restarting system\n": false, "": false,
+	} {
+		if saysHalted([]byte(text)) != want {
+			t.Errorf("%q", text)
+		}
+	}
+}

@@ -189,8 +189,14 @@ func (i *instance) Shutdown(ctx context.Context) error {
 	return i.named(err)
 }
 
+// press presses the button. While the guest has not read the keys of some earlier presses, there is no room for more, and none is needed.
 func (i *instance) press(ctx context.Context) error {
-	return i.call(ctx, "PUT", "/actions", action{"SendCtrlAltDel"}, nil)
+	err := i.call(ctx, "PUT", "/actions", action{"SendCtrlAltDel"}, nil)
+	if refused, ok := errors.AsType[*apiError](err); ok {
+		i.d.log.Debug("power button not pressed again", "vm", i.h.ID, "err", refused)
+		return nil
+	}
+	return err
 }
 
 // Pause implements hypervisor.Pauser.
@@ -327,17 +333,38 @@ func (i *instance) connect(ctx context.Context) (net.Conn, error) {
 	return conn, nil
 }
 
-// supervise waits for the end of the process or of the instance, and handles that end.
+// supervise waits for the end of the guest, of the process or of the instance, and handles that end.
 func (i *instance) supervise(ctx context.Context) {
 	defer close(i.finished)
-	select {
-	case <-ctx.Done():
-		i.d.jail.Logs.Drop(i.h.Dir)
-		i.d.jail.Users.Drop(i.h.UID)
-		i.memory.Release()
-		_ = i.proc.Close()
-	case <-i.proc.Done():
-		i.bury(ctx)
+	tick := time.NewTicker(haltLook)
+	defer tick.Stop()
+	for h := (halt{}); ; {
+		select {
+		case <-ctx.Done():
+			i.d.jail.Logs.Drop(i.h.Dir)
+			i.d.jail.Users.Drop(i.h.UID)
+			i.memory.Release()
+			_ = i.proc.Close()
+			return
+		case <-i.proc.Done():
+			i.bury(ctx)
+			return
+		case <-tick.C:
+			if i.over(ctx, &h) {
+				i.lay(ctx)
+			}
+		}
+	}
+}
+
+// lay records that the guest has powered itself off, and then ends the process, always in this order.
+func (i *instance) lay(ctx context.Context) {
+	if err := i.h.record(reasonShutdown); err != nil {
+		i.d.log.Warn("end of guest not recorded", "vm", i.h.ID, "err", err)
+		return
+	}
+	if err := i.proc.Kill(ctx); err != nil && ctx.Err() == nil {
+		i.d.log.Warn("hypervisor does not end", "vm", i.h.ID, "err", err)
 	}
 }
 
@@ -348,11 +375,10 @@ func (i *instance) bury(ctx context.Context) {
 	if err != nil {
 		i.d.log.Warn("end of guest not known", "vm", i.h.ID, "err", err)
 	}
-	if e.Signal != 0 { // whatever it has logged before
-		reason = ""
-	}
 	i.exit = ended(reason)
-	i.exit.Code, i.exit.Signal = e.Code, e.Signal
+	if reason == "" || e.Signal == 0 { // otherwise the guest has ended, whoever then ended the process
+		i.exit.Code, i.exit.Signal = e.Code, e.Signal
+	}
 	if reason == "" && i.d.jail.Cgroups.OutOfMemory(i.h.ID, i.h.Dir, i.h.Cgroup) {
 		i.exit.Cause = "the kernel of the node killed it, because its cgroup or that of its pod reached the limit of memory"
 	}

@@ -88,6 +88,9 @@ func (s *save) look(ctx context.Context) error {
 
 // makeFiles makes the files, and shows them to the process.
 func (s *save) makeFiles(context.Context) error {
+	if err := s.hide(); err != nil { // what a save has left whose daemon died
+		return err
+	}
 	for _, f := range []struct {
 		of   **os.File
 		path string

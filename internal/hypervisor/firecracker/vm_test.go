@@ -3,7 +3,9 @@
 package firecracker
 
 import (
+	"bytes"
 	"context"
+	"errors"
 	"fmt"
 	"log/slog"
 	"os"
@@ -17,6 +19,7 @@ import (
 	"golang.org/x/sys/unix"
 
 	"cocoonstack.io/cocoon/internal/errdefs"
+	"cocoonstack.io/cocoon/internal/ext4"
 	"cocoonstack.io/cocoon/internal/hypervisor"
 	"cocoonstack.io/cocoon/internal/hypervisor/hypervisortest"
 	"cocoonstack.io/cocoon/internal/hypervisor/jail"
@@ -157,6 +160,27 @@ func TestPanic(t *testing.T) {
 	}
 }
 
+// TestHalted: a program that powers the guest off past its init only halts it, which is noticed.
+func TestHalted(t *testing.T) {
+	a, d := needGuest(t), testDriver(t)
+	p := a.Plan(t)
+	i := start(t, d, p)
+	testguest.Logged(t, i, "GUEST-READY")
+	testguest.Say(t, i, "sh poweroff -f")
+	_ = i.Close() // another daemon notices it
+	i, err := testDriver(t).Adopt(t.Context(), i.Handle())
+	if err != nil {
+		t.Fatal(err)
+	}
+	t.Cleanup(func() { _ = i.Close() })
+	if e, err := i.Wait(t.Context()); err != nil || !e.GuestShutdown || e.GuestReset || e.Signal != 0 {
+		t.Errorf("%+v, %v", e, err)
+	}
+	if left := jailtest.Left(t, d.jail, p); len(left) > 0 {
+		t.Errorf("left: %q", left)
+	}
+}
+
 func start(t *testing.T, d *Driver, p hypervisor.Plan) hypervisor.Instance {
 	t.Helper()
 	i, err := d.Launch(t.Context(), p)
@@ -197,11 +221,23 @@ func from(t *testing.T, a testguest.Guest, p hypervisor.Plan, s hypervisor.SaveP
 	return q
 }
 
-// TestAgent boots our own initramfs: the agent answers on the virtio socket, obeys Ctrl+Alt+Del, and cuts the power of a machine that has no switch.
+// TestAgent boots our own initramfs: the agent finds its disk, answers on the virtio socket, obeys Ctrl+Alt+Del, and cuts the power of a machine that has no switch.
 func TestAgent(t *testing.T) {
 	a, d := needGuest(t), testDriver(t)
 	p := a.Plan(t)
 	p.Boot = vm.Boot{Kernel: a.Kernel, Initrd: os.Getenv("COCOON_TEST_INITRD")}
+	for _, serial := range []string{"data", "cocoon-cow"} {
+		f, err := os.Create(filepath.Join(t.TempDir(), serial))
+		if err != nil {
+			t.Fatal(err)
+		}
+		defer f.Close()
+		const size = 64 << 20
+		if err := errors.Join(f.Truncate(size), ext4.Format(f, ext4.Empty{Size: size, ID: [16]byte{1}, Mode: 0o755, Now: time.Now()})); err != nil {
+			t.Fatal(err)
+		}
+		p.Disks = append(p.Disks, vm.Disk{Path: f.Name(), Format: vm.DiskRaw, Serial: serial})
+	}
 	i := start(t, d, p)
 	guest, _ := hypervisor.As[hypervisor.GuestDialer](i)
 	conn, err := guest.DialGuest(t.Context())
@@ -228,7 +264,13 @@ func TestAgent(t *testing.T) {
 				t.Errorf("%+v", e)
 			}
 		}
-		return
+		break
+	}
+	for n, used := range []bool{false, true} {
+		text, err := os.ReadFile(p.Disks[n].Path)
+		if err != nil || bytes.Contains(text, []byte("upper")) != used {
+			t.Errorf("the agent uses disk %s: %v; %v", p.Disks[n].Serial, !used, err)
+		}
 	}
 }
 
