@@ -74,19 +74,16 @@ func TestVMHypervisors(t *testing.T) {
 			if got := n.sh("web", "cat /root/file"); got != "kept" {
 				t.Errorf("after a restart the file has %q", got)
 			}
-			t.Run("Snapshots", func(t *testing.T) { n.with(t).snapshots(r) })
+			t.Run("Snapshots", func(inner *testing.T) {
+				n.t = inner
+				defer func() { n.t = t }()
+				n.snapshots(r)
+			})
 			if err := n.Remove(t.Context(), "web", true); err != nil {
 				t.Error(err)
 			}
 		})
 	}
-}
-
-// with is n for a test within its own.
-func (n *node) with(t *testing.T) *node {
-	other := *n
-	other.t = t
-	return &other
 }
 
 // serves waits until the web server of a VM answers this host.
