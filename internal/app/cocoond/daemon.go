@@ -23,6 +23,7 @@ import (
 	"cocoonstack.io/cocoon/internal/hypervisor"
 	"cocoonstack.io/cocoon/internal/hypervisor/cloudhypervisor"
 	"cocoonstack.io/cocoon/internal/hypervisor/fake"
+	"cocoonstack.io/cocoon/internal/hypervisor/firecracker"
 	"cocoonstack.io/cocoon/internal/hypervisor/jail"
 	"cocoonstack.io/cocoon/internal/hypervisor/qemu"
 	"cocoonstack.io/cocoon/internal/image/local"
@@ -198,7 +199,11 @@ func (d *daemon) drivers() (map[string]hypervisor.Driver, error) {
 	if err != nil {
 		return nil, err
 	}
-	drivers := map[string]hypervisor.Driver{qemu.Name: q, cloudhypervisor.Name: c}
+	f, err := firecracker.New(firecracker.Config{Binary: d.cfg.Firecracker.Binary, Cgroup: d.cfg.QEMU.Cgroup, Users: users}, d.log)
+	if err != nil {
+		return nil, err
+	}
+	drivers := map[string]hypervisor.Driver{qemu.Name: q, cloudhypervisor.Name: c, firecracker.Name: f}
 	if d.cfg.Driver != fake.Name {
 		return drivers, nil
 	}
