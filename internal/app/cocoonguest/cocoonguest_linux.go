@@ -32,10 +32,11 @@ const buttonGrace = 30 * time.Second
 func Run(ctx context.Context, console io.Writer) error {
 	launch.Main() // this may be a copy of the agent that becomes a program
 	if os.Getpid() != 1 {
-		return serve(ctx, boot.Result{}, false)
+		return serve(ctx, boot.Result{}, nil)
 	}
+	pressed := boot.CatchCtrlAltDel()
 	fmt.Fprintf(console, "cocoon-guest %s\n", version) // for readers of the serial log: the kernel is done, the agent starts
-	err := asInit(ctx)
+	err := asInit(ctx, pressed)
 	if err != nil {
 		fmt.Fprintf(console, "cocoon-guest: %v; powering off\n", err)
 	}
@@ -43,7 +44,7 @@ func Run(ctx context.Context, console io.Writer) error {
 	return err
 }
 
-func asInit(ctx context.Context) error {
+func asInit(ctx context.Context, pressed <-chan os.Signal) error {
 	debug.SetGCPercent(-1) // the boot makes no garbage worth collecting
 	result, err := boot.Root()
 	if err != nil {
@@ -52,10 +53,12 @@ func asInit(ctx context.Context) error {
 	if err := machine.Loopback(); err != nil {
 		return fmt.Errorf("bring up the loopback interface: %w", err)
 	}
-	return serve(ctx, result, true)
+	return serve(ctx, result, pressed)
 }
 
-func serve(ctx context.Context, booted boot.Result, init bool) error {
+// serve is the agent of a machine that is set up. pressed, which process 1 has, gets its Ctrl+Alt+Del.
+func serve(ctx context.Context, booted boot.Result, pressed <-chan os.Signal) error {
+	init := pressed != nil
 	ctx, cancel := context.WithCancel(ctx)
 	defer cancel()
 	dev, err := link.OpenVirtio(link.PortName)
@@ -92,7 +95,7 @@ func serve(ctx context.Context, booted boot.Result, init bool) error {
 			var watches sync.WaitGroup
 			watches.Go(func() { boot.WatchCPUs(ctx) })
 			if init {
-				watches.Go(func() { boot.WatchCtrlAltDel(ctx, func() { srv.PowerButton(buttonGrace) }) })
+				watches.Go(func() { boot.WatchCtrlAltDel(ctx, pressed, func() { srv.PowerButton(buttonGrace) }) })
 			}
 			boot.WatchPowerButton(ctx, func() { srv.PowerButton(buttonGrace) })
 			watches.Wait()

@@ -37,11 +37,16 @@ func WatchPowerButton(ctx context.Context, press func()) {
 	}
 }
 
-// WatchCtrlAltDel calls press for every Ctrl+Alt+Del of the machine until ctx ends. The kernel tells it process 1, unless it restarts the machine then.
-func WatchCtrlAltDel(ctx context.Context, press func()) {
+// CatchCtrlAltDel returns what gets every Ctrl+Alt+Del of the machine, of which the kernel tells process 1, unless it restarts the machine then. It comes first: an untold
+// process 1 would end.
+func CatchCtrlAltDel() <-chan os.Signal {
 	told := make(chan os.Signal, 1)
 	signal.Notify(told, syscall.SIGINT)
-	defer signal.Stop(told)
+	return told
+}
+
+// WatchCtrlAltDel calls press for every Ctrl+Alt+Del until ctx ends.
+func WatchCtrlAltDel(ctx context.Context, told <-chan os.Signal, press func()) {
 	for {
 		select {
 		case <-told:

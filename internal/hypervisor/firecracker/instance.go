@@ -81,9 +81,10 @@ func answers(ctx context.Context, h handle) bool {
 
 // run starts supervision, which outlives ctx.
 func (i *instance) run(ctx context.Context) {
-	i.life, i.close = context.WithCancel(context.WithoutCancel(ctx))
+	life, end := context.WithCancel(context.WithoutCancel(ctx))
+	i.life, i.close = life, end
 	i.d.jail.Logs.Add(i.h.Dir)
-	go i.supervise(i.life)
+	go i.supervise(life)
 }
 
 // Handle implements hypervisor.Instance.

@@ -291,7 +291,7 @@ func (in input) restore(was int, tap netlink.Link) error {
 			u.Actions[n] = netlink.NewMirredAction(to)
 			if m.MirredAction != netlink.TCA_EGRESS_REDIR {
 				m.Ifindex = to
-				m.ActionAttrs.Index = 0
+				m.Index = 0
 				u.Actions[n] = m
 			}
 		}

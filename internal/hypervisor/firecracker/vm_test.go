@@ -191,6 +191,8 @@ func start(t *testing.T, d *Driver, p hypervisor.Plan) hypervisor.Instance {
 		if t.Failed() {
 			text, _ := tail(filepath.Join(p.Dir, programLog))
 			t.Logf("the log of the program:\n%s", text)
+			text, _ = tail(filepath.Join(p.Dir, consoleLog))
+			t.Logf("the console:\n%s", text)
 		}
 		_ = i.Kill(context.Background())
 	})
