@@ -27,7 +27,7 @@ import (
 )
 
 const (
-	rounds = 5
+	rounds = 3
 	clones = 5
 	ready  = "GUEST-READY"
 )
