@@ -168,3 +168,38 @@ func TestHandle(t *testing.T) {
 		}
 	}
 }
+
+// The handle as the first build wrote it: every later build of this version must find a guest that the first build started.
+func TestHandleOfTheFirstBuild(t *testing.T) {
+	const want = `{"driver":"firecracker","version":1,"id":"abcdefghijklmnopqrstuvwxyz","pid":4711,"start":99,"uuid":"UUID","dir":"/run/x","uid":1879048192,"memory":134217728,` +
+		`"agent":true,"disks":[{"serial":"cow"},{"serial":"l0","readOnly":true}],"links":[{"place":0,"name":"tap0","netns":"/run/netns/x"}]}`
+	raw, err := handle{
+		Driver: Name, Version: 1, ID: testID, PID: 4711, Start: 99, UUID: jail.UUID(testID), Dir: "/run/x", UID: 1879048192, Memory: 128 << 20, Agent: true,
+		Disks: []drive{{"cow", false}, {"l0", true}}, Links: []tap{{0, "tap0", "/run/netns/x"}},
+	}.encode()
+	if got := strings.Replace(string(raw), jail.UUID(testID), "UUID", 1); err != nil || got != want {
+		t.Errorf("%s, %v\nwant %s", got, err, want)
+	}
+}
+
+// FuzzDecodeHandle: whatever a record has as a handle, it is refused as invalid, or is one of this driver that is complete.
+func FuzzDecodeHandle(f *testing.F) {
+	raw, err := handle{Driver: Name, Version: handleVersion, ID: testID, PID: 7, Start: 8, UUID: jail.UUID(testID), Dir: "/run/vm/x", UID: 9, Disks: []drive{{"a", true}}}.encode()
+	if err != nil {
+		f.Fatal(err)
+	}
+	f.Add([]byte(raw))
+	f.Add([]byte(`{"driver":"firecracker","version":1}`))
+	f.Fuzz(func(t *testing.T, raw []byte) {
+		h, err := decodeHandle(raw)
+		if err != nil {
+			if !errdefs.IsInvalid(err) {
+				t.Errorf("%q: %v", raw, err)
+			}
+			return
+		}
+		if h.Driver != Name || h.PID <= 1 || h.Dir == "" || h.UUID != jail.UUID(h.ID) {
+			t.Errorf("%q is %+v", raw, h)
+		}
+	})
+}
