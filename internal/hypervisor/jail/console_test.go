@@ -6,6 +6,8 @@ import (
 	"io"
 	"os"
 	"path/filepath"
+	"strconv"
+	"sync"
 	"testing"
 
 	"golang.org/x/sys/unix"
@@ -135,4 +137,48 @@ func TestFollow(t *testing.T) {
 	if _, err := Follow(link, 0, nil); err == nil {
 		t.Error("it follows a link")
 	}
+}
+
+// A node has more VMs than Linux gives a user instances of inotify.
+func TestManyFollow(t *testing.T) {
+	dir := t.TempDir()
+	var all []*Follower
+	for n := range 300 {
+		path := filepath.Join(dir, strconv.Itoa(n/2)) // two follow each file
+		if err := os.WriteFile(path, nil, 0o600); err != nil {
+			t.Fatal(err)
+		}
+		f, err := Follow(path, 0, nil)
+		if err != nil {
+			t.Fatalf("follower %d: %v", n, err)
+		}
+		defer f.Close()
+		all = append(all, f)
+	}
+	if err := all[1].Close(); err != nil { // the other one goes on
+		t.Fatal(err)
+	}
+	var wg sync.WaitGroup
+	for n, f := range all {
+		if n == 1 {
+			continue
+		}
+		wg.Go(func() {
+			buf := make([]byte, 8)
+			if got, err := io.ReadFull(f, buf); err != nil || string(buf[:got]) != "appended" {
+				t.Errorf("follower %d reads %q, %v", n, buf[:got], err)
+			}
+		})
+	}
+	for n := range len(all) / 2 {
+		file, err := os.OpenFile(filepath.Join(dir, strconv.Itoa(n)), os.O_WRONLY|os.O_APPEND, 0)
+		if err != nil {
+			t.Fatal(err)
+		}
+		_, err = file.WriteString("appended")
+		if err := errors.Join(err, file.Close()); err != nil {
+			t.Fatal(err)
+		}
+	}
+	wg.Wait()
 }
