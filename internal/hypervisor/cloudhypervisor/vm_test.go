@@ -88,8 +88,7 @@ func TestContract(t *testing.T) {
 				p.Disks = []vm.Disk{{Path: path, Format: vm.DiskQCOW2}}
 				return p
 			},
-			Booted:   testguest.Booted(),
-			Firmware: func(t *testing.T) hypervisor.Plan { return a.Firmware(t) },
+			Booted:   testguest.Booted(), // no Firmware: rust-hypervisor-firmware boots only disks with a GPT, which the demo disk has not
 			PowerOff: func(t *testing.T, i hypervisor.Instance) { testguest.Say(t, i, "poweroff") },
 			Reset:    func(t *testing.T, i hypervisor.Instance) { testguest.Say(t, i, "reset") },
 			Crash: func(t *testing.T, pid int) {
