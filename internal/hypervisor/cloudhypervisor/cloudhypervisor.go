@@ -158,12 +158,12 @@ func (d *Driver) Machine(ctx context.Context, accel vm.Accel) (vm.Machine, error
 	if err != nil {
 		return vm.Machine{}, err
 	}
-	return machineOf(p), nil
+	return machineOf(p.version), nil
 }
 
 // machineOf describes what a guest depends on. The format of saved state has no version of its own, so another version of the program is another machine.
-func machineOf(p program) vm.Machine {
-	return vm.Machine{Driver: Name, Version: p.version, Type: "snapshot-" + p.version, Arch: runtime.GOARCH, Accel: vm.AccelKVM, CPU: "host", Flags: jail.HostFlags()}
+func machineOf(version string) vm.Machine {
+	return vm.Machine{Driver: Name, Version: version, Type: "snapshot-" + version, Arch: runtime.GOARCH, Accel: vm.AccelKVM, CPU: "host", Flags: jail.HostFlags()}
 }
 
 // Probe implements hypervisor.Driver.

@@ -68,8 +68,6 @@ func (d *Driver) Launch(ctx context.Context, p hypervisor.Plan) (hypervisor.Inst
 	if os.Geteuid() != 0 {
 		return nil, errdefs.Preconditionf("launch VM %s: the driver of Cloud Hypervisor needs root to give each VM a user, namespaces and a cgroup of its own", p.Name)
 	}
-	ctx, cancel := context.WithTimeout(ctx, d.cfg.LaunchTime)
-	defer cancel()
 	l := &launch{d: d, plan: p}
 	err := l.run(ctx)
 	l.release()
@@ -241,7 +239,7 @@ func arguments(id vm.ID) []string {
 func (l *launch) boot(ctx context.Context) error {
 	h := handle{
 		Driver: Name, Version: handleVersion, ID: l.plan.ID, PID: l.proc.PID(), Start: l.proc.StartTime(), UUID: jail.UUID(l.plan.ID), Dir: l.plan.Dir, UID: l.uid,
-		Memory: l.plan.Memory, Huge: l.plan.Huge > 0, Resets: !l.plan.Boot.Direct(), Agent: l.plan.Agent != "", Cgroup: l.cgroup.Place,
+		Program: l.program.version, Memory: l.plan.Memory, Huge: l.plan.Huge > 0, Resets: !l.plan.Boot.Direct(), Agent: l.plan.Agent != "", Cgroup: l.cgroup.Place,
 	}
 	for n := range l.plan.NICs {
 		at := carrier{Place: vm.PlaceOf(l.plan.NICs, n)}
@@ -260,7 +258,9 @@ func (l *launch) boot(ctx context.Context) error {
 	if err := h.record(reasonNone); err != nil {
 		return err
 	}
-	if err := l.begin(ctx, i); err != nil {
+	wait, cancel := context.WithTimeout(ctx, l.d.cfg.LaunchTime)
+	defer cancel()
+	if err := l.begin(wait, i); err != nil {
 		return l.explain(ctx, err)
 	}
 	i.run(ctx)

@@ -86,6 +86,8 @@ func (s *save) look(ctx context.Context) error {
 		return errdefs.Invalidf("state and memory need separate files")
 	case len(s.plan.Overlays) > 0:
 		return errdefs.Unsupportedf("Cloud Hypervisor cannot change the disks of a guest")
+	case s.i.h.Program == "":
+		return errdefs.Preconditionf("an earlier release has started it; stop and start it once")
 	case s.i.h.Huge:
 		return errdefs.Unsupportedf("its memory consists of huge pages")
 	case s.i.notBegun():
@@ -99,8 +101,8 @@ func (s *save) look(ctx context.Context) error {
 		return errdefs.NotFoundf("its guest has ended")
 	}
 	s.running = now == stateRunning
-	s.machine, err = s.i.d.Machine(ctx, vm.AccelKVM)
-	return err
+	s.machine = machineOf(s.i.h.Program)
+	return nil
 }
 
 // makeFolder makes the folder, and shows it to the process.

@@ -59,17 +59,17 @@ func TestClones(t *testing.T) {
 	answers := func() bool {
 		return exec.CommandContext(t.Context(), "ip", "netns", "exec", ns, "ping", "-c", "1", "-W", "1", "10.9.8.2").Run() == nil
 	}
-	disk := filepath.Join(t.TempDir(), "data")
-	if err := os.WriteFile(disk, make([]byte, 1<<20), 0o600); err != nil {
-		t.Fatal(err)
-	}
-	plan := func(tap string) hypervisor.Plan {
+	plan := func(tap string, size int) hypervisor.Plan {
+		disk := filepath.Join(t.TempDir(), "data")
+		if err := os.WriteFile(disk, make([]byte, size), 0o600); err != nil {
+			t.Fatal(err)
+		}
 		p := a.Plan(t)
 		p.NICs = []vm.NIC{{Tap: tap, NetNS: "/run/netns/" + ns, MAC: "02:00:00:00:00:40"}}
 		p.Disks = []vm.Disk{{Path: disk, Format: vm.DiskRaw, Serial: "data"}}
 		return p
 	}
-	i := start(t, d, plan("tap0"))
+	i := start(t, d, plan("tap0", 1<<20))
 	testguest.Logged(t, i, "GUEST-READY")
 	testguest.Say(t, i, "up 10.9.8.2/24")
 	testguest.Logged(t, i, "UP")
@@ -91,12 +91,9 @@ func TestClones(t *testing.T) {
 	if all, err := os.ReadDir(dir); err != nil || len(all) != 2 {
 		t.Errorf("it has left %v, %v", all, err)
 	}
-	p, q := plan("tap1"), plan("tap2")
+	p, q := plan("tap1", 4<<20), plan("tap2", 1<<20)
 	p.Incoming = &hypervisor.Incoming{State: s.State, Memory: s.Memory, LinksDown: true, Grown: []string{"data"}}
 	q.Incoming = &hypervisor.Incoming{State: s.State, Memory: s.Memory, LinksDown: true}
-	if err := os.Truncate(disk, 4<<20); err != nil {
-		t.Fatal(err)
-	}
 	j, k := start(t, d, p), start(t, d, q)
 	testguest.Say(t, j, "sh while [ $(cat /sys/block/vda/size) != 8192 ]; do sleep 0.1; done; echo GROWN")
 	testguest.Logged(t, j, "GROWN .")

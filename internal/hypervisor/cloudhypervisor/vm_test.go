@@ -231,7 +231,8 @@ func TestConfined(t *testing.T) {
 		}
 		return err
 	})
-	want := []string{"/boot/initrd", "/boot/kernel", "/dev/kvm", "/dev/null", "/dev/urandom", "/run/agent.sock", d.cfg.Binary}
+	binary, _ := filepath.EvalSymlinks(d.cfg.Binary)
+	want := []string{"/boot/initrd", "/boot/kernel", "/dev/kvm", "/dev/null", "/dev/urandom", "/run/agent.sock", binary}
 	slices.Sort(all)
 	slices.Sort(want)
 	if err != nil || !slices.Equal(all, want) {
