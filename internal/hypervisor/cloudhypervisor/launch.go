@@ -427,9 +427,17 @@ func dialAgent(ctx context.Context, h handle) (net.Conn, error) {
 	if err != nil {
 		return nil, err
 	}
-	if err := jail.ConnectGuest(ctx, conn, vm.AgentPort); err != nil {
+	wait, cancel := context.WithTimeout(ctx, connectTime)
+	defer cancel()
+	if err := jail.ConnectGuest(wait, conn, vm.AgentPort); err != nil {
 		_ = conn.Close()
+		if wait.Err() != nil && ctx.Err() == nil {
+			err = errdefs.Unavailablef("the guest does not answer: %w", err)
+		}
 		return nil, err
 	}
 	return conn, nil
 }
+
+// connectTime is how long a guest may take to accept a connection. One that has resumed takes the first for one that it had before, and never answers.
+const connectTime = 3 * time.Second
