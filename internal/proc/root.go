@@ -23,6 +23,7 @@ type Root struct {
 	Files   []RootFile
 	Devices []string // character devices, at their paths; the process may read and write them
 	Places  []string // empty files that nobody can write to; Process.Show puts others there
+	Folders []string // empty folders that nobody can write to; Process.Show puts others there
 }
 
 // RootFile is something of the host in a Root.
@@ -170,11 +171,13 @@ func (s Spec) place() (p *placed, err error) {
 		}
 		p.parts = append(p.parts, part{at: path, fd: -1, mode: unix.S_IFCHR | 0o600, rdev: int(st.Rdev)})
 	}
-	for _, at := range s.Root.Places {
-		if !clean(at) {
-			return p, errdefs.Invalidf("%q is no absolute, clean path", at)
+	for mode, all := range map[uint32][]string{unix.S_IFREG: s.Root.Places, unix.S_IFDIR: s.Root.Folders} {
+		for _, at := range all {
+			if !clean(at) {
+				return p, errdefs.Invalidf("%q is no absolute, clean path", at)
+			}
+			p.parts = append(p.parts, part{at: at, fd: -1, mode: mode})
 		}
-		p.parts = append(p.parts, part{at: at, fd: -1, mode: unix.S_IFREG})
 	}
 	spaces := spaces{}
 	defer spaces.close()
@@ -393,6 +396,9 @@ func (p *placed) mount(t part) error {
 	case unix.S_IFDIR:
 		if err := os.Mkdir(at, 0o755); err != nil && !errors.Is(err, fs.ErrExist) {
 			return err
+		}
+		if t.fd < 0 {
+			return nil
 		}
 	default:
 		if err := os.WriteFile(at, nil, 0o444); err != nil || t.fd < 0 {

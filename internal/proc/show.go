@@ -9,7 +9,8 @@ import (
 	"cocoonstack.io/cocoon/internal/errdefs"
 )
 
-// Show puts a file at one of the Root.Places of a process that is root in no namespace, as Root.Files does: the process can open it as its owner can.
+// Show puts a file at one of the Root.Places, or a folder at one of the Root.Folders, of a process that is root in no namespace, as Root.Files does: the
+// process can open a file as its owner can.
 // user is the one of the process. What was shown there before is hidden.
 // Errors: NotFound if the process has ended, Unsupported if the file system cannot do that.
 func (p *Process) Show(f RootFile, user User) error {

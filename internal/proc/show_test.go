@@ -101,3 +101,60 @@ func TestShow(t *testing.T) {
 		t.Errorf("a process that has ended: %v", err)
 	}
 }
+
+// TestShowFolder shows a folder to a process, which writes a file there, and no longer when it is hidden.
+func TestShowFolder(t *testing.T) {
+	need.Root(t)
+	in, say, err := os.Pipe()
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer in.Close()
+	heard, out, err := os.Pipe()
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer heard.Close()
+	_, _ = in.Fd(), out.Fd() // makes them blocking, as a shell needs them
+	user := User{UID: rootUser, GID: rootUser}
+	p, err := Start(Spec{
+		Path: "/bin/sh", In: in, Out: out, Isolated: true, User: &user, Root: &Root{Folders: []string{"/save/all"}, Devices: []string{"/dev/null"}},
+		Args: []string{"sh", "-c", `while read -r go; do { echo "$go" >/save/all/made; } 2>/dev/null && echo yes || echo no; done`},
+	})
+	_ = out.Close()
+	if err != nil {
+		t.Fatal(err)
+	}
+	t.Cleanup(func() { _ = errors.Join(p.Kill(context.Background()), p.Close()) })
+	writes := func(word, want string) {
+		t.Helper()
+		if _, err := say.WriteString(word + "\n"); err != nil {
+			t.Fatal(err)
+		}
+		buf := make([]byte, 100)
+		if n, err := heard.Read(buf); err != nil || strings.TrimSpace(string(buf[:n])) != want {
+			t.Errorf("whether it writes %s: %q, %v; want %s", word, buf[:n], err, want)
+		}
+	}
+	dir := t.TempDir()
+	if err := os.Chown(dir, rootUser, rootUser); err != nil {
+		t.Fatal(err)
+	}
+	folder, err := os.Open(dir)
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer folder.Close()
+	writes("before", "no")
+	if err := p.Show(RootFile{At: "/save/all", File: folder}, user); err != nil {
+		t.Fatal(err)
+	}
+	writes("shown", "yes")
+	if err := p.Hide("/save/all"); err != nil {
+		t.Fatal(err)
+	}
+	writes("hidden", "no")
+	if text, err := os.ReadFile(filepath.Join(dir, "made")); err != nil || string(text) != "shown\n" {
+		t.Errorf("the file has %q, %v", text, err)
+	}
+}

@@ -13,6 +13,7 @@ import (
 	"os"
 	"os/exec"
 	"path/filepath"
+	"runtime"
 	"strconv"
 	"strings"
 	"sync"
@@ -21,6 +22,7 @@ import (
 	"cocoonstack.io/cocoon/internal/errdefs"
 	"cocoonstack.io/cocoon/internal/hypervisor"
 	"cocoonstack.io/cocoon/internal/hypervisor/jail"
+	"cocoonstack.io/cocoon/internal/hypervisor/savedmemory"
 	"cocoonstack.io/cocoon/internal/vm"
 )
 
@@ -35,8 +37,8 @@ const (
 	DefaultLaunchTime = time.Minute
 )
 
-// oldest is the first version whose API has all that the driver uses.
-const oldest = 51
+// oldest is the first version whose API has all that the driver uses, and which survives a tap that refuses packets (see pass).
+const oldest = 53
 
 // Config configures a Driver. Zero fields take their defaults.
 type Config struct {
@@ -47,6 +49,7 @@ type Config struct {
 	Users      *jail.Users   // the same user ids, shared with other drivers; nil: of this driver alone
 	Cgroup     string        // folder in the cgroup v2 tree that holds one folder per VM
 	LogLimit   int64         // bytes of console log, and of each other log, kept per VM
+	Templates  int64         // bytes of memory for saved guests from which no VM runs; default: a quarter of the host's
 	LaunchTime time.Duration // time limit for a new process to answer; after it the launch fails
 }
 
@@ -57,6 +60,7 @@ func (c Config) withDefaults() Config {
 	set(&c.Cgroup, DefaultCgroup)
 	set(&c.LogLimit, DefaultLogLimit)
 	set(&c.LaunchTime, DefaultLaunchTime)
+	set(&c.Templates, savedmemory.HostBytes()/4)
 	if c.Firmware == nil {
 		c.Firmware = []string{"/usr/share/cloud-hypervisor/CLOUDHV.fd", "/usr/share/cloud-hypervisor/hypervisor-fw"}
 	}
@@ -72,9 +76,10 @@ func set[T comparable](field *T, value T) {
 
 // Driver is the driver of Cloud Hypervisor. Its methods are safe for concurrent use.
 type Driver struct {
-	cfg  Config
-	log  *slog.Logger
-	jail *jail.Jail
+	cfg    Config
+	log    *slog.Logger
+	jail   *jail.Jail
+	memory *savedmemory.Cache
 
 	mu    sync.Mutex
 	known program
@@ -89,9 +94,12 @@ type program struct {
 }
 
 var (
-	_ hypervisor.Driver     = (*Driver)(nil)
-	_ hypervisor.ExitTeller = (*Driver)(nil)
-	_ hypervisor.Seeker     = (*Driver)(nil)
+	_ hypervisor.Driver        = (*Driver)(nil)
+	_ hypervisor.Checker       = (*Driver)(nil)
+	_ hypervisor.DiskReader    = (*Driver)(nil)
+	_ hypervisor.ExitTeller    = (*Driver)(nil)
+	_ hypervisor.MachineTeller = (*Driver)(nil)
+	_ hypervisor.Seeker        = (*Driver)(nil)
 )
 
 // New returns a driver. It touches nothing; Probe reports whether it can work here.
@@ -100,7 +108,7 @@ func New(cfg Config, log *slog.Logger) (*Driver, error) {
 	if cfg.LaunchTime < 0 {
 		return nil, errdefs.Invalidf("configuration of the driver of Cloud Hypervisor: the time for a launch must be positive")
 	}
-	d := &Driver{cfg: cfg, log: log.With("component", Name)}
+	d := &Driver{cfg: cfg, log: log.With("component", Name), memory: savedmemory.NewCache(cfg.Templates)}
 	users, err := cfg.Users, error(nil)
 	if users == nil {
 		users, err = jail.NewUsers(cfg.UIDBase, cfg.UIDCount)
@@ -134,6 +142,29 @@ func markOf(args []string) string {
 
 // Name implements hypervisor.Driver.
 func (d *Driver) Name() string { return Name }
+
+// RawOnly implements hypervisor.DiskReader: the program cannot change the disks of a guest, so nobody can put an overlay on one.
+func (d *Driver) RawOnly() bool { return true }
+
+// Check implements hypervisor.Checker.
+func (d *Driver) Check(_ context.Context, p hypervisor.Plan) error { return check(p, d.firmware()) }
+
+// Machine implements hypervisor.MachineTeller.
+func (d *Driver) Machine(ctx context.Context, accel vm.Accel) (vm.Machine, error) {
+	if accel == vm.AccelTCG {
+		return vm.Machine{}, errdefs.Unsupportedf("Cloud Hypervisor needs kvm")
+	}
+	p, err := d.program(ctx)
+	if err != nil {
+		return vm.Machine{}, err
+	}
+	return machineOf(p.version), nil
+}
+
+// machineOf describes what a guest depends on. The format of saved state has no version of its own, so another version of the program is another machine.
+func machineOf(version string) vm.Machine {
+	return vm.Machine{Driver: Name, Version: version, Type: "snapshot-" + version, Arch: runtime.GOARCH, Accel: vm.AccelKVM, CPU: "host", Flags: jail.HostFlags()}
+}
 
 // Probe implements hypervisor.Driver.
 func (d *Driver) Probe(ctx context.Context) (hypervisor.Info, error) {

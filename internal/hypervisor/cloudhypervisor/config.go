@@ -22,6 +22,7 @@ const (
 	privateDir  = "private" // the only folder that the process can write to
 	agentSocket = "agent.sock"
 	kernelLink  = "kernel"
+	restoreFile = "restore.json" // what the process is, until it has resumed
 )
 
 // Paths in the root of the process.
@@ -31,14 +32,20 @@ const (
 	rootInitrd   = "/boot/initrd"
 	rootFirmware = "/boot/firmware"
 	rootDisks    = "/disks"
+
+	rootSave     = "/save"               // place of the folder to which it saves
+	rootRestore  = "/restore"            // from which it resumes
+	restoreState = "/restore/state.json" // this name and the next are the program's
+	restoreVM    = "/restore/config.json"
 )
 
 const (
 	maxDisks   = 24 // with 4 interfaces and the other devices, the 31 places of its bus
 	maxNICs    = 4
-	maxBacking = 9 // layers below a qcow2 disk that the program opens
+	maxSerial  = 20
 	guestCID   = 3 // of the guest's virtio socket; each process has addresses of its own
 	queueSize  = 256
+	memoryZone = "mem0" // the program's name for the memory of a guest that has booted
 )
 
 // The types of the requests, as far as the driver uses them.
@@ -48,6 +55,7 @@ type vmConfig struct {
 	Memory   memoryConfig    `json:"memory"`
 	Payload  payloadConfig   `json:"payload"`
 	Disks    []diskConfig    `json:"disks,omitempty"`
+	NICs     []netConfig     `json:"net,omitempty"` // of a guest that resumes
 	RNG      rngConfig       `json:"rng"`
 	Balloon  *balloonConfig  `json:"balloon,omitempty"`
 	Serial   consoleConfig   `json:"serial"`
@@ -71,10 +79,19 @@ type cpusTopology struct {
 }
 
 type memoryConfig struct {
-	Size     int64 `json:"size"`
-	Huge     bool  `json:"hugepages,omitempty"`
-	HugeSize int64 `json:"hugepage_size,omitempty"`
-	Prefault bool  `json:"prefault,omitempty"`
+	Size     int64        `json:"size"`
+	Huge     bool         `json:"hugepages,omitempty"`
+	HugeSize int64        `json:"hugepage_size,omitempty"`
+	Prefault bool         `json:"prefault,omitempty"`
+	Zones    []zoneConfig `json:"zones,omitempty"`
+}
+
+// zoneConfig is memory that is a file.
+type zoneConfig struct {
+	ID     string `json:"id"`
+	Size   int64  `json:"size"`
+	File   string `json:"file"`
+	Shared bool   `json:"shared"` // otherwise what the guest writes is a copy
 }
 
 type payloadConfig struct {
@@ -90,7 +107,6 @@ type diskConfig struct {
 	ReadOnly bool   `json:"readonly"`
 	Serial   string `json:"serial,omitempty"`
 	Type     string `json:"image_type"`
-	Backing  bool   `json:"backing_files,omitempty"`
 	Queues   int    `json:"num_queues"`
 	Size     int    `json:"queue_size"`
 }
@@ -124,6 +140,26 @@ type netConfig struct {
 	MAC    string `json:"mac"`
 	Queues int    `json:"num_queues"`
 	Size   int    `json:"queue_size"`
+	FDs    []int  `json:"fds,omitempty"` // in a file, where they say only how many come with the request
+}
+
+type restoreConfig struct {
+	Source string        `json:"source_url"`
+	NICs   []restoredNet `json:"net_fds,omitempty"`
+}
+
+type restoredNet struct {
+	ID  string `json:"id"`
+	FDs int    `json:"num_fds"`
+}
+
+type saveConfig struct {
+	Destination string `json:"destination_url"`
+}
+
+type diskSize struct {
+	ID   string `json:"id"`
+	Size int64  `json:"desired_size"`
 }
 
 // rootFile is a file that the process finds at the path at.
@@ -134,21 +170,25 @@ type rootFile struct {
 	readOnly bool
 }
 
-// setup is all that the program is told, in the order of the requests, and what it needs in its root.
+// setup is all that the program is told, in the order of the requests, and what it needs in its root. If Restore is not nil, it finds VM in a file.
 type setup struct {
-	VM    vmConfig    `json:"vm.create"`
-	NICs  []netConfig `json:"vm.add-net,omitempty"`
-	files []rootFile
+	VM      vmConfig       `json:"vm.create"`
+	NICs    []netConfig    `json:"vm.add-net,omitempty"`
+	Restore *restoreConfig `json:"vm.restore,omitempty"`
+	files   []rootFile
 }
 
 // build turns a plan into requests. It is pure: the same plan gives the same requests. firmware is the path of the node's firmware, "" if there is
-// none.
-func build(p hypervisor.Plan, firmware string) (setup, error) {
+// none, and memory that of the memory of saved state.
+func build(p hypervisor.Plan, firmware, memory string) (setup, error) {
+	if !p.Boot.Direct() && len(p.Disks) == 0 {
+		return setup{}, errdefs.Invalidf("VM %s has neither a kernel nor a disk to boot from", p.Name)
+	}
 	if err := check(p, firmware); err != nil {
 		return setup{}, err
 	}
 	s := &setup{VM: vmConfig{
-		CPUs: cpusConfig{Boot: p.CPUs, Max: p.CPUs}, Memory: memoryConfig{Size: p.Memory >> 20 << 20}, RNG: rngConfig{"/dev/urandom"},
+		CPUs: cpusConfig{Boot: p.CPUs, Max: p.CPUs}, Memory: memoryConfig{Size: p.Memory}, RNG: rngConfig{"/dev/urandom"},
 		Balloon: &balloonConfig{OnOOM: true, Reporting: true}, Serial: consoleConfig{"Tty"}, Console: consoleConfig{"Off"}, Platform: &platformConfig{UUID: jail.UUID(p.ID)},
 	}}
 	if t := p.Topology; t != (vm.Topology{}) {
@@ -173,13 +213,27 @@ func build(p hypervisor.Plan, firmware string) (setup, error) {
 	for n, nic := range p.NICs {
 		s.NICs = append(s.NICs, netConfig{ID: "net" + strconv.Itoa(vm.PlaceOf(p.NICs, n)), MAC: nic.MAC, Queues: 2, Size: queueSize})
 	}
+	if p.Incoming != nil {
+		s.resume(p, memory)
+	}
 	return *s, nil
 }
 
-func (s *setup) place(f rootFile) {
-	if !slices.ContainsFunc(s.files, func(o rootFile) bool { return o.at == f.at }) { // disks may share layers
-		s.files = append(s.files, f)
+func diskID(n int) string { return "disk" + strconv.Itoa(n) }
+
+func (s *setup) place(f rootFile) { s.files = append(s.files, f) }
+
+// resume makes the machine one that resumes. It is described as the one that was saved, except for its memory, which is a file.
+func (s *setup) resume(p hypervisor.Plan, memory string) {
+	s.VM.Memory = memoryConfig{Zones: []zoneConfig{{ID: memoryZone, Size: p.Memory, File: memory, Shared: p.Incoming.Alone}}}
+	s.Restore = &restoreConfig{Source: "file://" + rootRestore}
+	for _, nic := range s.NICs {
+		s.Restore.NICs = append(s.Restore.NICs, restoredNet{nic.ID, 1})
+		nic.FDs = []int{-1}
+		s.VM.NICs = append(s.VM.NICs, nic)
 	}
+	s.NICs = nil
+	s.place(rootFile{at: restoreState, path: p.Incoming.State, readOnly: true})
 }
 
 func (s *setup) boot(p hypervisor.Plan, firmware string) {
@@ -190,28 +244,24 @@ func (s *setup) boot(p hypervisor.Plan, firmware string) {
 	}
 	// The kernel is behind a link, which is removed when the guest runs: the program, which would start a guest again that resets, then ends.
 	s.VM.Payload.Kernel, s.VM.Payload.Cmdline = filepath.Join(rootPrivate, kernelLink), hypervisor.KernelArgs
-	s.place(rootFile{at: rootKernel, path: p.Boot.Kernel, readOnly: true})
 	if p.Boot.Cmdline != "" {
 		s.VM.Payload.Cmdline += " " + p.Boot.Cmdline
 	}
+	if p.Incoming != nil { // it has all that in its memory
+		return
+	}
+	s.place(rootFile{at: rootKernel, path: p.Boot.Kernel, readOnly: true})
 	if p.Boot.Initrd != "" {
 		s.VM.Payload.Initrd = rootInitrd
 		s.place(rootFile{at: rootInitrd, path: p.Boot.Initrd, readOnly: true})
 	}
 }
 
-// disk adds the disk with the number n, and its layers. Of a layer, the file above it says where it is.
+// disk adds the disk with the number n.
 func (s *setup) disk(n int, d vm.Disk, queues int) {
 	at := filepath.Join(rootDisks, strconv.Itoa(n))
-	c := diskConfig{ID: "disk" + strconv.Itoa(n), Path: at, ReadOnly: d.ReadOnly, Serial: d.Serial, Type: "Raw", Queues: queues, Size: queueSize}
-	if d.Format == vm.DiskQCOW2 {
-		c.Type, c.Backing = "Qcow2", d.Backing != nil
-	}
-	s.VM.Disks = append(s.VM.Disks, c)
+	s.VM.Disks = append(s.VM.Disks, diskConfig{ID: diskID(n), Path: at, ReadOnly: d.ReadOnly, Serial: d.Serial, Type: "Raw", Queues: queues, Size: queueSize})
 	s.place(rootFile{at: at, path: d.Path, root: d.Root, readOnly: d.ReadOnly})
-	for b := d.Backing; b != nil; b = b.Backing {
-		s.place(rootFile{at: b.Path, path: b.Path, root: b.Root, readOnly: true})
-	}
 }
 
 // check refuses what Cloud Hypervisor, or this driver, cannot do.
@@ -223,6 +273,8 @@ func check(p hypervisor.Plan, firmware string) error {
 		return errdefs.Invalidf("VM %s: invalid number of CPUs %d; use 1 to %d", p.Name, p.CPUs, vm.MaxCPUs)
 	case p.Memory < 1<<20:
 		return errdefs.Invalidf("VM %s: %d bytes of memory are less than 1 MiB", p.Name, p.Memory)
+	case p.Memory%(1<<20) != 0:
+		return errdefs.Unsupportedf("VM %s: %d bytes of memory are no multiple of 1 MiB, which this driver needs", p.Name, p.Memory)
 	case p.Huge > 0 && p.Memory%int64(p.Huge) != 0:
 		return errdefs.Invalidf("VM %s: %d bytes of memory are no multiple of a huge page of %s", p.Name, p.Memory, p.Huge)
 	case p.Incoming != nil && p.Paused:
@@ -231,8 +283,6 @@ func check(p hypervisor.Plan, firmware string) error {
 		return errdefs.Invalidf("VM %s has %d disks; Cloud Hypervisor can have %d of ours", p.Name, len(p.Disks), maxDisks)
 	case len(p.NICs) > maxNICs:
 		return errdefs.Invalidf("VM %s has %d network interfaces; Cloud Hypervisor can have %d of ours", p.Name, len(p.NICs), maxNICs)
-	case p.Boot.Kernel == "" && len(p.Disks) == 0:
-		return errdefs.Invalidf("VM %s has neither a kernel nor a disk to boot from", p.Name)
 	}
 	if what := lacks(p); what != "" {
 		return errdefs.Unsupportedf("VM %s: Cloud Hypervisor has no %s; run the VM with the driver qemu", p.Name, what)
@@ -258,7 +308,7 @@ func lacks(p hypervisor.Plan) string {
 		what  string
 	}{
 		{p.Accel == vm.AccelTCG, "emulation (tcg): it needs kvm"},
-		{p.Incoming != nil, "saved state that this driver can resume"},
+		{p.Incoming != nil && p.Huge > 0, "saved state in huge pages"},
 		{p.Graphics, "screen"},
 		{p.Growth != (vm.Growth{}), "CPUs or memory that grow with this driver"},
 		{p.CPU.Model != "" || len(p.CPU.Features) > 0 || p.CPU.HideKVM || len(p.CPU.HyperV.All()) > 0 || p.CPU.HyperV.Spinlocks > 0 || p.CPU.HyperV.VendorID != "", "other CPU than the host's"},
@@ -286,21 +336,13 @@ func lacks(p hypervisor.Plan) string {
 }
 
 func checkDisk(name string, d vm.Disk) error {
-	if len(d.Serial) > 20 {
-		return errdefs.Invalidf("VM %s: disk serial %q is longer than 20 bytes", name, d.Serial)
-	}
-	depth := 0
-	for b := &d; b != nil; b, depth = b.Backing, depth+1 {
-		switch {
-		case b.Format != vm.DiskRaw && b.Format != vm.DiskQCOW2:
-			return errdefs.Invalidf("VM %s: disk %s has the unknown format %q", name, b.Path, b.Format)
-		case b.Backing != nil && b.Format != vm.DiskQCOW2:
-			return errdefs.Invalidf("VM %s: disk %s has format %s, which cannot have a backing disk", name, b.Path, b.Format)
-		case depth > maxBacking:
-			return errdefs.Unsupportedf("VM %s: disk %s has more than %d layers below it, which Cloud Hypervisor does not open; run the VM with the driver qemu", name, d.Path, maxBacking)
-		case depth > 0 && (!filepath.IsAbs(b.Path) || filepath.Clean(b.Path) != b.Path):
-			return errdefs.Invalidf("VM %s: the layer %s has no absolute, clean path", name, b.Path)
-		}
+	switch {
+	case d.Format != vm.DiskRaw && d.Format != vm.DiskQCOW2:
+		return errdefs.Invalidf("VM %s: disk %s has the unknown format %q", name, d.Path, d.Format)
+	case d.Format == vm.DiskQCOW2 || d.Backing != nil:
+		return errdefs.Unsupportedf("VM %s: disk %s is a qcow2, and the driver of Cloud Hypervisor has raw disks only; run the VM with the driver qemu", name, d.Path)
+	case len(d.Serial) > maxSerial:
+		return errdefs.Invalidf("VM %s: disk serial %q is longer than %d bytes", name, d.Serial, maxSerial)
 	}
 	return nil
 }

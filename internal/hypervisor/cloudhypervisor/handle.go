@@ -25,8 +25,12 @@ type handle struct {
 	UUID    string      `json:"uuid"`  // in the name of the process
 	Dir     string      `json:"dir"`
 	UID     uint32      `json:"uid"`
-	Resets  bool        `json:"resets,omitempty"` // a reset starts the guest again
-	Agent   bool        `json:"agent,omitempty"`  // it has a channel for its agent
+	Program string      `json:"program,omitempty"` // version of the program, which may have been replaced since
+	Memory  int64       `json:"memory,omitempty"`  // of the guest, bytes
+	Huge    bool        `json:"huge,omitempty"`    // it consists of huge pages
+	Resets  bool        `json:"resets,omitempty"`  // a reset starts the guest again
+	Agent   bool        `json:"agent,omitempty"`   // it has a channel for its agent
+	Links   []carrier   `json:"links,omitempty"`
 	Cgroup  *jail.Place `json:"cgroup,omitempty"` // nil: the driver's own
 }
 

@@ -11,11 +11,10 @@ import (
 	"sync"
 	"time"
 
-	"github.com/cenkalti/backoff/v5"
-
 	"cocoonstack.io/cocoon/internal/errdefs"
 	"cocoonstack.io/cocoon/internal/hypervisor"
 	"cocoonstack.io/cocoon/internal/hypervisor/jail"
+	"cocoonstack.io/cocoon/internal/hypervisor/savedmemory"
 	"cocoonstack.io/cocoon/internal/proc"
 )
 
@@ -25,6 +24,10 @@ type instance struct {
 	h    handle
 	raw  hypervisor.Handle
 	proc *proc.Process
+
+	memory  *savedmemory.Memory // from which it has resumed; nil: from none, or it was adopted
+	console jail.Single
+	guest   jail.Channel
 
 	life     context.Context // ends with Close; set by run
 	close    context.CancelFunc
@@ -38,16 +41,16 @@ type instance struct {
 	reason   string    // why the guest ended, "" if it has not
 	exit     hypervisor.Exit
 	cleanup  error // error of removing the resources
-	console  bool  // the console is open
-	guest    net.Conn
 }
 
 var (
 	_ hypervisor.Instance      = (*instance)(nil)
 	_ hypervisor.ConsoleOpener = (*instance)(nil)
 	_ hypervisor.GuestDialer   = (*instance)(nil)
+	_ hypervisor.Linker        = (*instance)(nil)
 	_ hypervisor.Pauser        = (*instance)(nil)
 	_ hypervisor.Resetter      = (*instance)(nil)
+	_ hypervisor.Snapshotter   = (*instance)(nil)
 )
 
 func newInstance(d *Driver, h handle, p *proc.Process) *instance {
@@ -315,73 +318,20 @@ func (i *instance) ConsoleLog() string { return filepath.Join(i.h.Dir, consoleLo
 
 // OpenConsole implements hypervisor.ConsoleOpener.
 func (i *instance) OpenConsole(context.Context) (io.ReadWriteCloser, error) {
-	i.mu.Lock()
-	defer i.mu.Unlock()
-	if i.console {
-		return nil, errdefs.Conflictf("the console of VM %s is already open; it has room for one", i.h.ID)
-	}
-	conn, err := jail.OpenConsole(i.proc, fdConsole, i.ConsoleLog())
+	conn, err := i.console.Take(func() (io.ReadWriteCloser, error) { return jail.OpenConsole(i.proc, fdConsole, i.ConsoleLog()) })
 	if err != nil {
-		return nil, i.named(i.orEnded(err))
+		return nil, fmt.Errorf("console of VM %s: %w", i.h.ID, i.orEnded(err))
 	}
-	i.console = true
-	return &consoleConn{ReadWriteCloser: conn, free: sync.OnceFunc(func() {
-		i.mu.Lock()
-		defer i.mu.Unlock()
-		i.console = false
-	})}, nil
+	return conn, nil
 }
 
-// consoleConn frees the console when it is closed.
-type consoleConn struct {
-	io.ReadWriteCloser
-	free func()
-}
-
-func (c *consoleConn) Close() error {
-	defer c.free()
-	return c.ReadWriteCloser.Close()
-}
-
-// How often the guest is asked whether its agent listens, while it boots.
-const agentFirst, agentMost = 20 * time.Millisecond, 250 * time.Millisecond
-
-// DialGuest implements hypervisor.GuestDialer. It waits until the agent listens. There is one stream: a new one closes the previous one.
+// DialGuest implements hypervisor.GuestDialer. It waits until the agent listens.
 func (i *instance) DialGuest(ctx context.Context) (net.Conn, error) {
 	if !i.h.Agent {
 		return nil, errdefs.Preconditionf("VM %s has no channel for an agent", i.h.ID)
 	}
-	i.mu.Lock()
-	if i.guest != nil {
-		_ = i.guest.Close()
-		i.guest = nil
-	}
-	i.mu.Unlock()
-	ctx, cancel := context.WithCancel(ctx)
-	defer cancel()
-	stop := make(chan struct{})
-	defer close(stop)
-	go func() {
-		select {
-		case <-i.proc.Done():
-			cancel()
-		case <-stop:
-		}
-	}()
-	pauses := &backoff.ExponentialBackOff{InitialInterval: agentFirst, RandomizationFactor: 0.25, Multiplier: 1.5, MaxInterval: agentMost}
-	conn, err := backoff.Retry(ctx, func() (net.Conn, error) { return dialAgent(ctx, i.h) }, backoff.WithBackOff(pauses), backoff.WithMaxElapsedTime(0))
-	if err != nil {
-		select {
-		case <-i.proc.Done():
-			err = i.endedError()
-		default:
-		}
-		return nil, i.named(err)
-	}
-	i.mu.Lock()
-	defer i.mu.Unlock()
-	i.guest = conn
-	return conn, nil
+	conn, err := i.guest.Dial(ctx, i.proc, func(ctx context.Context) (net.Conn, error) { return dialAgent(ctx, i.h) })
+	return conn, i.named(err)
 }
 
 // supervise follows the events of the guest until the process or the instance ends, and handles that end.
@@ -394,6 +344,7 @@ func (i *instance) supervise(ctx context.Context) {
 		case <-ctx.Done():
 			i.d.jail.Logs.Drop(i.h.Dir)
 			i.d.jail.Users.Drop(i.h.UID)
+			i.memory.Release()
 			_ = i.proc.Close()
 			return
 		case <-i.proc.Done():
@@ -493,10 +444,9 @@ func (i *instance) bury(ctx context.Context) {
 	cause := i.exit.Cause
 	i.exit = ended(i.reason)
 	i.exit.Cause, i.exit.Code, i.exit.Signal = cause, e.Code, e.Signal
-	if i.guest != nil {
-		_ = i.guest.Close()
-	}
 	i.mu.Unlock()
+	i.guest.Close()
+	i.memory.Release()
 	var recorded error
 	if i.reason != "" {
 		recorded = i.h.record(i.reason)

@@ -2,12 +2,14 @@ package cloudhypervisor
 
 import (
 	"context"
+	"encoding/json"
 	"errors"
 	"fmt"
 	"io"
 	"net"
 	"os"
 	"path/filepath"
+	"slices"
 	"strconv"
 	"strings"
 	"time"
@@ -17,8 +19,8 @@ import (
 	"cocoonstack.io/cocoon/internal/errdefs"
 	"cocoonstack.io/cocoon/internal/hypervisor"
 	"cocoonstack.io/cocoon/internal/hypervisor/jail"
+	"cocoonstack.io/cocoon/internal/hypervisor/savedmemory"
 	"cocoonstack.io/cocoon/internal/proc"
-	"cocoonstack.io/cocoon/internal/qcow2"
 	"cocoonstack.io/cocoon/internal/undo"
 	"cocoonstack.io/cocoon/internal/vm"
 )
@@ -28,6 +30,8 @@ const (
 	fdConsole = 3 + iota
 	fdAPI
 	fdEvents
+	fdMemory // of saved state, and then
+	fdTaps   // those that no packet passes yet
 )
 
 // overheadBytes is the memory that the program itself may need in addition to the guest's.
@@ -51,6 +55,7 @@ type launch struct {
 	log     *os.File
 	logAt   int64 // size of the program's log before this run
 	taps    []*os.File
+	memory  *savedmemory.Memory
 	proc    *proc.Process
 	inst    *instance
 }
@@ -63,8 +68,6 @@ func (d *Driver) Launch(ctx context.Context, p hypervisor.Plan) (hypervisor.Inst
 	if os.Geteuid() != 0 {
 		return nil, errdefs.Preconditionf("launch VM %s: the driver of Cloud Hypervisor needs root to give each VM a user, namespaces and a cgroup of its own", p.Name)
 	}
-	ctx, cancel := context.WithTimeout(ctx, d.cfg.LaunchTime)
-	defer cancel()
 	l := &launch{d: d, plan: p}
 	err := l.run(ctx)
 	l.release()
@@ -76,7 +79,7 @@ func (d *Driver) Launch(ctx context.Context, p hypervisor.Plan) (hypervisor.Inst
 }
 
 func (l *launch) run(ctx context.Context) error {
-	for _, step := range []func(context.Context) error{l.compose, l.takeUser, l.makeCgroup, l.openFiles, l.openLogs, l.start, l.boot} {
+	for _, step := range []func(context.Context) error{l.compose, l.loadMemory, l.takeUser, l.makeCgroup, l.openFiles, l.openLogs, l.start, l.boot} {
 		if err := ctx.Err(); err != nil {
 			return err
 		}
@@ -89,7 +92,7 @@ func (l *launch) run(ctx context.Context) error {
 
 // compose gathers the facts and builds the requests. It changes nothing.
 func (l *launch) compose(ctx context.Context) (err error) {
-	if l.setup, err = build(l.plan, l.d.firmware()); err != nil {
+	if l.setup, err = build(l.plan, l.d.firmware(), "/proc/self/fd/"+strconv.Itoa(fdMemory)); err != nil {
 		return err
 	}
 	if l.program, err = l.d.program(ctx); err != nil {
@@ -102,6 +105,14 @@ func (l *launch) compose(ctx context.Context) (err error) {
 		return err
 	}
 	l.dir, err = jail.OpenDir(l.plan.Dir)
+	return err
+}
+
+// loadMemory loads the memory of saved state. The program maps it copy-on-write, so all VMs that resume from it share it, and one that is alone has it to itself.
+func (l *launch) loadMemory(ctx context.Context) (err error) {
+	if l.plan.Incoming != nil {
+		l.memory, err = l.d.memory.Load(ctx, l.plan.Incoming, l.plan.Memory)
+	}
 	return err
 }
 
@@ -121,7 +132,7 @@ func (l *launch) makeCgroup(context.Context) (err error) {
 
 // openFiles opens what the process finds in its root, and the taps.
 func (l *launch) openFiles(ctx context.Context) (err error) {
-	if err := l.dir.Remove(jail.EndFile, eventLog); err != nil {
+	if err := l.dir.Remove(jail.EndFile, eventLog, restoreFile); err != nil {
 		return err
 	}
 	l.undo.Push(func(context.Context) error { return l.d.jail.RemoveSockets(l.plan.Dir) })
@@ -130,7 +141,7 @@ func (l *launch) openFiles(ctx context.Context) (err error) {
 		return err
 	}
 	l.root = append(l.root, proc.RootFile{At: rootPrivate, File: private})
-	if l.plan.Boot.Direct() {
+	if l.plan.Boot.Direct() && l.plan.Incoming == nil {
 		if err := os.Symlink(rootKernel, filepath.Join(l.plan.Dir, privateDir, kernelLink)); err != nil {
 			return fmt.Errorf("place the kernel: %w", err)
 		}
@@ -142,8 +153,8 @@ func (l *launch) openFiles(ctx context.Context) (err error) {
 		}
 		l.root = append(l.root, proc.RootFile{At: f.at, File: file, ReadOnly: f.readOnly})
 	}
-	for _, d := range l.plan.Disks {
-		if err := l.layers(d); err != nil {
+	if l.plan.Incoming != nil {
+		if err := l.describe(); err != nil {
 			return err
 		}
 	}
@@ -151,32 +162,22 @@ func (l *launch) openFiles(ctx context.Context) (err error) {
 	return err
 }
 
-// layers checks that each layer of d names the one below it as the plan does: the program finds them by these names.
-func (l *launch) layers(d vm.Disk) error {
-	for b := &d; b != nil && b.Format == vm.DiskQCOW2; b = b.Backing {
-		f, err := jail.OpenData(b.Path, b.Root, false)
-		if err != nil {
-			return err
-		}
-		st, err := f.Stat()
-		var path string
-		var format vm.DiskFormat
-		if err == nil {
-			path, format, err = qcow2.ReadBacking(f, st.Size())
-		}
-		_ = f.Close()
-		if err != nil {
-			return fmt.Errorf("disk %s: %w", b.Path, err)
-		}
-		want := vm.Disk{}
-		if b.Backing != nil {
-			want = *b.Backing
-		}
-		if path != want.Path || path != "" && format != want.Format {
-			return errdefs.Preconditionf("disk %s names the layer %q of format %q below it, and its layer is %q of format %q; run the VM with the driver qemu", b.Path, path, format, want.Path, want.Format)
-		}
+// describe writes the description of a machine that resumes.
+func (l *launch) describe() error {
+	text, err := json.Marshal(l.setup.VM)
+	if err != nil {
+		return err
 	}
-	return nil
+	path := filepath.Join(l.plan.Dir, restoreFile)
+	if err := os.WriteFile(path, text, 0o644); err != nil {
+		return fmt.Errorf("describe the machine: %w", err)
+	}
+	file, err := jail.OpenData(path, "", false)
+	if err != nil {
+		return err
+	}
+	l.root = append(l.root, proc.RootFile{At: restoreVM, File: file, ReadOnly: true})
+	return file.Chmod(0o644) // whatever the mask of this process is
 }
 
 // openLogs opens what the process inherits.
@@ -198,11 +199,18 @@ func (l *launch) openLogs(context.Context) (err error) {
 }
 
 func (l *launch) start(context.Context) (err error) {
+	files := []*os.File{l.console.End, l.api, l.events}
+	if l.memory != nil {
+		files = append(files, l.memory.File)
+	}
+	if l.linksDown() {
+		files = append(files, l.taps...)
+	}
 	l.proc, err = proc.Start(proc.Spec{
 		Path: l.program.path, Args: arguments(l.plan.ID), In: l.console.In, Out: l.console.Out, Err: l.log,
-		Files: []*os.File{l.console.End, l.api, l.events}, User: &proc.User{UID: l.uid, GID: l.uid},
+		Files: files, User: &proc.User{UID: l.uid, GID: l.uid},
 		CgroupDir: l.cgroup.Dir, CgroupTasks: l.cgroup.Tasks, Isolated: true,
-		Root: &proc.Root{Files: l.root, Devices: []string{jail.KVMDevice, "/dev/null", "/dev/urandom"}},
+		Root: &proc.Root{Files: l.root, Devices: []string{jail.KVMDevice, "/dev/null", "/dev/urandom"}, Folders: []string{rootSave}},
 	})
 	if err != nil {
 		return err
@@ -217,6 +225,8 @@ func (l *launch) start(context.Context) (err error) {
 	return nil
 }
 
+func (l *launch) linksDown() bool { return l.plan.Incoming != nil && l.plan.Incoming.LinksDown }
+
 // arguments are those of the process. Everything else is told over its API.
 func arguments(id vm.ID) []string {
 	return []string{
@@ -229,9 +239,18 @@ func arguments(id vm.ID) []string {
 func (l *launch) boot(ctx context.Context) error {
 	h := handle{
 		Driver: Name, Version: handleVersion, ID: l.plan.ID, PID: l.proc.PID(), Start: l.proc.StartTime(), UUID: jail.UUID(l.plan.ID), Dir: l.plan.Dir, UID: l.uid,
-		Resets: !l.plan.Boot.Direct(), Agent: l.plan.Agent != "", Cgroup: l.cgroup.Place,
+		Program: l.program.version, Memory: l.plan.Memory, Huge: l.plan.Huge > 0, Resets: !l.plan.Boot.Direct(), Agent: l.plan.Agent != "", Cgroup: l.cgroup.Place,
+	}
+	for n := range l.plan.NICs {
+		at := carrier{Place: vm.PlaceOf(l.plan.NICs, n)}
+		if l.linksDown() {
+			at.FD = fdTaps + n
+		}
+		h.Links = append(h.Links, at)
 	}
 	i := newInstance(l.d, h, l.proc)
+	i.memory, l.memory = l.memory, nil
+	l.undo.Push(func(context.Context) error { i.memory.Release(); return nil })
 	var err error
 	if i.raw, err = h.encode(); err != nil {
 		return err
@@ -239,12 +258,9 @@ func (l *launch) boot(ctx context.Context) error {
 	if err := h.record(reasonNone); err != nil {
 		return err
 	}
-	if err := l.configure(ctx, i); err != nil {
-		return l.explain(ctx, err)
-	}
-	if l.plan.Paused {
-		i.unbooted = true
-	} else if err := i.start(ctx); err != nil {
+	wait, cancel := context.WithTimeout(ctx, l.d.cfg.LaunchTime)
+	defer cancel()
+	if err := l.begin(wait, i); err != nil {
 		return l.explain(ctx, err)
 	}
 	i.run(ctx)
@@ -252,7 +268,11 @@ func (l *launch) boot(ctx context.Context) error {
 	return nil
 }
 
-func (l *launch) configure(ctx context.Context, i *instance) error {
+// begin makes the machine, and lets its guest run.
+func (l *launch) begin(ctx context.Context, i *instance) error {
+	if l.plan.Incoming != nil {
+		return l.resume(ctx, i)
+	}
 	if err := i.call(ctx, "PUT", "vm.create", l.setup.VM, nil); err != nil {
 		return err
 	}
@@ -261,13 +281,60 @@ func (l *launch) configure(ctx context.Context, i *instance) error {
 			return err
 		}
 	}
+	if i.unbooted = l.plan.Paused; i.unbooted {
+		return nil
+	}
+	return i.start(ctx)
+}
+
+// resume loads saved state and lets the guest run, which is told of the disks that have grown.
+func (l *launch) resume(ctx context.Context, i *instance) error {
+	if err := i.call(ctx, "PUT", "vm.restore", l.setup.Restore, nil, l.taps...); err != nil {
+		return err
+	}
+	if l.linksDown() {
+		for _, tap := range l.taps {
+			if err := pass(tap, false); err != nil {
+				return err
+			}
+		}
+	}
+	if err := i.call(ctx, "PUT", "vm.resume", nil, nil); err != nil {
+		return err
+	}
+	for n, d := range l.plan.Disks {
+		if !slices.Contains(l.plan.Incoming.Grown, d.Serial) {
+			continue
+		}
+		size, err := l.sizeOf(n)
+		if err != nil {
+			return err
+		}
+		if err := i.call(ctx, "PUT", "vm.resize-disk", diskSize{diskID(n), size}, nil); err != nil {
+			return err
+		}
+	}
 	return nil
+}
+
+// sizeOf returns how large the disk with the number n is.
+func (l *launch) sizeOf(n int) (int64, error) {
+	for _, f := range l.root {
+		if f.At == l.setup.VM.Disks[n].Path {
+			size, err := f.File.Seek(0, io.SeekEnd)
+			if err != nil {
+				return 0, fmt.Errorf("look how large a disk is: %w", err)
+			}
+			return size, nil
+		}
+	}
+	return 0, errdefs.New(errdefs.Internal, "disk %d is not in the root of the process", n)
 }
 
 // explain adds what the program wrote to its log if it died.
 func (l *launch) explain(ctx context.Context, err error) error {
 	if refused, ok := errors.AsType[*apiError](err); ok {
-		return errdefs.New(errdefs.Internal, "%s", l.named(refused.Error()))
+		return l.damaged(errdefs.New(errdefs.Internal, "%s", l.named(refused.Error())))
 	}
 	if ctx.Err() != nil {
 		return err
@@ -282,16 +349,22 @@ func (l *launch) explain(ctx context.Context, err error) error {
 	if last == "" {
 		last = "it logged no message"
 	}
-	return errdefs.New(errdefs.Internal, "Cloud Hypervisor ended while it started, with code %d, signal %d: %s", exit.Code, exit.Signal, l.named(last))
+	return l.damaged(errdefs.New(errdefs.Internal, "Cloud Hypervisor ended while it started, with code %d, signal %d: %s", exit.Code, exit.Signal, l.named(last)))
+}
+
+// damaged makes err, by which a process did not start, DataLoss if it should have resumed.
+func (l *launch) damaged(err error) error {
+	if l.plan.Incoming == nil {
+		return err
+	}
+	return errdefs.DataLossf("it does not resume from the saved state %s: %w", l.plan.Incoming.State, err)
 }
 
 // named replaces paths in the root of the process by those of the node.
 func (l *launch) named(s string) string {
 	var pairs []string
 	for _, f := range l.setup.files {
-		if f.at != f.path {
-			pairs = append(pairs, f.at, f.path)
-		}
+		pairs = append(pairs, f.at, f.path)
 	}
 	return strings.NewReplacer(pairs...).Replace(s)
 }
@@ -328,6 +401,10 @@ func (l *launch) release() {
 	jail.CloseAll(append(l.taps, l.api, l.events, l.log))
 	l.console.Close()
 	l.cgroup.Close()
+	l.memory.Release()
+	if l.setup.Restore != nil {
+		_ = l.dir.Remove(restoreFile) // the process has it
+	}
 	_ = l.dir.Close()
 }
 
@@ -350,9 +427,17 @@ func dialAgent(ctx context.Context, h handle) (net.Conn, error) {
 	if err != nil {
 		return nil, err
 	}
-	if err := jail.ConnectGuest(ctx, conn, vm.AgentPort); err != nil {
+	wait, cancel := context.WithTimeout(ctx, connectTime)
+	defer cancel()
+	if err := jail.ConnectGuest(wait, conn, vm.AgentPort); err != nil {
 		_ = conn.Close()
+		if wait.Err() != nil && ctx.Err() == nil {
+			err = errdefs.Unavailablef("the guest does not answer: %w", err)
+		}
 		return nil, err
 	}
 	return conn, nil
 }
+
+// connectTime is how long a guest may take to accept a connection. One that has resumed takes the first for one that it had before, and never answers.
+const connectTime = 3 * time.Second

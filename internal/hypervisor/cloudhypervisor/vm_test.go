@@ -16,13 +16,11 @@ import (
 
 	"golang.org/x/sys/unix"
 
-	"cocoonstack.io/cocoon/internal/errdefs"
 	"cocoonstack.io/cocoon/internal/guest/link"
 	"cocoonstack.io/cocoon/internal/hypervisor"
 	"cocoonstack.io/cocoon/internal/hypervisor/hypervisortest"
 	"cocoonstack.io/cocoon/internal/hypervisor/jail"
 	"cocoonstack.io/cocoon/internal/proc"
-	"cocoonstack.io/cocoon/internal/qcow2"
 	"cocoonstack.io/cocoon/internal/testkit/jailtest"
 	"cocoonstack.io/cocoon/internal/testkit/need"
 	"cocoonstack.io/cocoon/internal/testkit/testguest"
@@ -77,19 +75,26 @@ func TestContract(t *testing.T) {
 	a := needGuest(t)
 	hypervisortest.Run(t, func(t *testing.T) hypervisortest.Fixture {
 		return hypervisortest.Fixture{
-			New:  func(t *testing.T) hypervisor.Driver { return testDriver(t) },
-			Plan: func(t *testing.T) hypervisor.Plan { return a.Plan(t) },
-			Broken: func(t *testing.T) hypervisor.Plan {
+			New: func(t *testing.T) hypervisor.Driver { return testDriver(t) },
+			Plan: func(t *testing.T) hypervisor.Plan {
 				p := a.Plan(t)
-				path := filepath.Join(t.TempDir(), "bad.qcow2")
-				if err := os.WriteFile(path, make([]byte, 4096), 0o600); err != nil {
-					t.Fatal(err)
-				}
-				p.Disks = []vm.Disk{{Path: path, Format: vm.DiskQCOW2}}
+				t.Cleanup(func() {
+					if t.Failed() {
+						text, _ := os.ReadFile(filepath.Join(p.Dir, programLog))
+						t.Logf("the log of the program:\n%s", text[max(0, len(text)-4000):])
+					}
+				})
 				return p
 			},
-			Booted:   testguest.Booted(),
-			Firmware: func(t *testing.T) hypervisor.Plan { return a.Firmware(t) },
+			Broken: func(t *testing.T) hypervisor.Plan {
+				p := a.Plan(t)
+				p.Boot.Kernel = filepath.Join(t.TempDir(), "kernel")
+				if err := os.WriteFile(p.Boot.Kernel, make([]byte, 4096), 0o600); err != nil {
+					t.Fatal(err)
+				}
+				return p
+			},
+			Booted:   testguest.Booted(), // no Firmware: rust-hypervisor-firmware boots only disks with a GPT, which the demo disk has not
 			PowerOff: func(t *testing.T, i hypervisor.Instance) { testguest.Say(t, i, "poweroff") },
 			Reset:    func(t *testing.T, i hypervisor.Instance) { testguest.Say(t, i, "reset") },
 			Crash: func(t *testing.T, pid int) {
@@ -133,7 +138,7 @@ func TestBoots(t *testing.T) {
 	t.Logf("%+v, %v", e, err)
 }
 
-// TestDisksAndNICs gives a guest disks that only root may open, layers below one, and interfaces in another network namespace.
+// TestDisksAndNICs gives a guest disks that only root may open, and interfaces in another network namespace.
 func TestDisksAndNICs(t *testing.T) {
 	a, d := needGuest(t), testDriver(t)
 	p := a.Plan(t)
@@ -145,17 +150,7 @@ func TestDisksAndNICs(t *testing.T) {
 		}
 		return path
 	}
-	base := vm.Disk{Path: file("base", "base"), Format: vm.DiskRaw, ReadOnly: true}
-	var top vm.Disk
-	for n, below := range []*vm.Disk{&base, &top} {
-		below := *below
-		path := filepath.Join(dir, fmt.Sprintf("%d.qcow2", n))
-		if err := (qcow2.Overlay{VirtualSize: 1 << 20, Backing: below.Path, BackingFormat: below.Format}).Create(path); err != nil {
-			t.Fatal(err)
-		}
-		top = vm.Disk{Path: path, Format: vm.DiskQCOW2, Serial: "cow", Role: vm.RoleCOW, Backing: &below}
-	}
-	p.Disks = []vm.Disk{top, {Path: file("ro", "only read"), Format: vm.DiskRaw, ReadOnly: true, Serial: "ro"}, {Path: file("rw", "written"), Format: vm.DiskRaw, Serial: "rw"}}
+	p.Disks = []vm.Disk{{Path: file("cow", "base"), Format: vm.DiskRaw, Serial: "cow", Role: vm.RoleCOW}, {Path: file("ro", "only read"), Format: vm.DiskRaw, ReadOnly: true, Serial: "ro"}, {Path: file("rw", "written"), Format: vm.DiskRaw, Serial: "rw"}}
 	ns := fmt.Sprintf("cocoon-ch-%d", os.Getpid())
 	ip := func(args ...string) {
 		t.Helper()
@@ -186,19 +181,6 @@ func TestDisksAndNICs(t *testing.T) {
 	testguest.Say(t, i, "poweroff")
 	if e, err := i.Wait(t.Context()); err != nil || !e.GuestShutdown {
 		t.Errorf("%+v, %v", e, err)
-	}
-	if text, err := os.ReadFile(base.Path); err != nil || string(text[:5]) != "base\n" {
-		t.Errorf("the base has %q, %v", text[:5], err)
-	}
-	renamed := p
-	other := vm.Disk{Path: file("other", "other"), Format: vm.DiskRaw, ReadOnly: true}
-	wrong := *top.Backing
-	wrong.Backing = &other
-	cow := top
-	cow.Backing = &wrong
-	renamed.Disks = []vm.Disk{cow}
-	if _, err := d.Launch(t.Context(), renamed); !errdefs.IsFailedPrecondition(err) || !strings.Contains(err.Error(), "names the layer") {
-		t.Errorf("another layer than the header names: %v", err)
 	}
 }
 
@@ -249,7 +231,8 @@ func TestConfined(t *testing.T) {
 		}
 		return err
 	})
-	want := []string{"/boot/initrd", "/boot/kernel", "/dev/kvm", "/dev/null", "/dev/urandom", "/run/agent.sock", d.cfg.Binary}
+	binary, _ := filepath.EvalSymlinks(d.cfg.Binary)
+	want := []string{"/boot/initrd", "/boot/kernel", "/dev/kvm", "/dev/null", "/dev/urandom", "/run/agent.sock", binary}
 	slices.Sort(all)
 	slices.Sort(want)
 	if err != nil || !slices.Equal(all, want) {

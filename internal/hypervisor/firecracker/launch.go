@@ -99,19 +99,8 @@ func (l *launch) compose(ctx context.Context) (err error) {
 
 // loadMemory loads the memory of saved state. The program maps it copy-on-write, so all VMs that resume from it share it, and one that is alone has it to itself.
 func (l *launch) loadMemory(ctx context.Context) (err error) {
-	in := l.plan.Incoming
-	if in == nil {
-		return nil
-	}
-	if in.Summed {
-		if err := savedmemory.Verify(ctx, in.State); err != nil {
-			return err
-		}
-	}
-	if in.Alone {
-		l.memory, err = savedmemory.LoadAlone(ctx, in, l.plan.Memory)
-	} else {
-		l.memory, err = l.d.memory.Use(ctx, in, l.plan.Memory)
+	if l.plan.Incoming != nil {
+		l.memory, err = l.d.memory.Load(ctx, l.plan.Incoming, l.plan.Memory)
 	}
 	return err
 }

@@ -12,6 +12,7 @@ import (
 	"cocoonstack.io/cocoon/internal/errdefs"
 	"cocoonstack.io/cocoon/internal/hypervisor"
 	"cocoonstack.io/cocoon/internal/hypervisor/jail"
+	"cocoonstack.io/cocoon/internal/hypervisor/savedmemory"
 	"cocoonstack.io/cocoon/internal/proc"
 	"cocoonstack.io/cocoon/internal/vm"
 )
@@ -33,7 +34,7 @@ type save struct {
 	base          *os.File // the memory that the new one may be a delta to; nil: none
 	began         time.Time
 	pause         time.Duration
-	written       written
+	written       savedmemory.Written
 }
 
 // Save implements hypervisor.Snapshotter. The process writes the memory to the file itself, all of it; when the guest runs again, what is zero or in
@@ -46,7 +47,7 @@ func (i *instance) Save(ctx context.Context, p hypervisor.SavePlan) (hypervisor.
 		err = errors.Join(i.orEnded(err), s.discard())
 		return hypervisor.Saved{}, fmt.Errorf("save VM %s: %w", i.h.ID, err)
 	}
-	return hypervisor.Saved{Pause: s.pause, Method: methodStopped, Memory: s.written.used, Delta: s.written.delta, Machine: s.machine}, nil
+	return hypervisor.Saved{Pause: s.pause, Method: methodStopped, Memory: s.written.Used, Delta: s.written.Delta, Machine: s.machine}, nil
 }
 
 func (s *save) run(ctx context.Context) (err error) {
@@ -154,7 +155,7 @@ func (s *save) goOn(ctx context.Context) error {
 
 // thin takes out of the memory what need not be there.
 func (s *save) thin(ctx context.Context) (err error) {
-	if s.written, err = thin(ctx, s.memory, s.base, s.i.h.Memory); err != nil {
+	if s.written, err = savedmemory.Thin(ctx, s.memory, s.base, s.i.h.Memory); err != nil {
 		return err
 	}
 	if s.pause == 0 {

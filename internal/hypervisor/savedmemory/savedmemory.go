@@ -38,6 +38,19 @@ func (m *Memory) Release() {
 	}
 }
 
+// Load returns the memory of in for a hypervisor that maps it, after the state of in has been compared with its checksums, if it has some.
+func (t *Cache) Load(ctx context.Context, in *hypervisor.Incoming, size int64) (*Memory, error) {
+	if in.Summed {
+		if err := Verify(ctx, in.State); err != nil {
+			return nil, err
+		}
+	}
+	if in.Alone {
+		return LoadAlone(ctx, in, size)
+	}
+	return t.Use(ctx, in, size)
+}
+
 // LoadAlone loads memory for a single VM, which then writes to it.
 func LoadAlone(ctx context.Context, in *hypervisor.Incoming, size int64) (*Memory, error) {
 	src, err := openMemory(in, size)

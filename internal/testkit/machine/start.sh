@@ -23,15 +23,16 @@ mount -t devpts -o ptmxmode=666 devpts /whole/dev/pts
 mount -t tmpfs -o mode=755,size=90% tmpfs /whole/run
 mkdir -m 1777 /whole/run/tmp
 truncate -s 8G /whole/run/ext4 # of which only what is written takes memory
-chroot /whole /sbin/mkfs.ext4 -q -E nodiscard,lazy_itable_init=1,lazy_journal_init=1 -O ^has_journal -m 0 /run/ext4 && mount -o loop /whole/run/ext4 /whole/run/tmp ||
-	fail "there is no file system for temporary files"
+chroot /whole /sbin/mkfs.ext4 -q -E nodiscard,lazy_itable_init=1,lazy_journal_init=1 -O ^has_journal -m 0 /run/ext4 || fail "no file system can be made"
+mount -o loop /whole/run/ext4 /whole/run/tmp || fail "there is no place for temporary files"
 chmod 1777 /whole/run/tmp
 mount -t cgroup2 none /whole/sys/fs/cgroup
 ip link set lo up
 chmod 666 /dev/kvm /dev/vhost-vsock /dev/vhost-net /dev/net/tun || fail "the kernel has no KVM, vhost or taps"
 cp /program /whole/run/program
 # Not in a chroot: whoever is in one cannot make user namespaces.
-cd /whole && mount --move /whole / || fail "the root cannot be moved"
+cd /whole || fail "there is no root"
+mount --move /whole / || fail "the root cannot be moved"
 {
 	chroot . /bin/sh /run/program </dev/null 2>&1
 	echo $? >"$(port status)"

@@ -1,4 +1,4 @@
-package firecracker
+package savedmemory
 
 import (
 	"bytes"
@@ -39,16 +39,16 @@ func TestThin(t *testing.T) {
 				full++
 			}
 		}
-		f, old := file(t, memory), (*os.File)(nil)
+		f, old := thickFile(t, memory), (*os.File)(nil)
 		if shares >= 0 {
-			old = file(t, base)
+			old = thickFile(t, base)
 		}
-		w, err := thin(t.Context(), f, old, size)
-		if err != nil || w.used != full*sparse.Block || w.delta != (shares == 8) {
+		w, err := Thin(t.Context(), f, old, size)
+		if err != nil || w.Used != full*sparse.Block || w.Delta != (shares == 8) {
 			t.Errorf("%s: %+v, %v, of %d pages", name, w, err, full)
 		}
 		var read *sparse.File
-		if w.delta {
+		if w.Delta {
 			read, err = sparse.NewDelta(f, old)
 		} else {
 			read, err = sparse.NewFile(f)
@@ -65,16 +65,16 @@ func TestThin(t *testing.T) {
 		}
 		_ = read.Close()
 	}
-	if _, err := thin(t.Context(), file(t, make([]byte, sparse.Block)), nil, 2*sparse.Block); !errdefs.Is(err, errdefs.DataLoss) {
+	if _, err := Thin(t.Context(), thickFile(t, make([]byte, sparse.Block)), nil, 2*sparse.Block); !errdefs.Is(err, errdefs.DataLoss) {
 		t.Errorf("memory that is too short: %v", err)
 	}
-	other := file(t, make([]byte, sparse.Block))
-	if w, err := thin(t.Context(), file(t, bytes.Repeat([]byte("x"), 2*sparse.Block)), other, 2*sparse.Block); err != nil || w.delta {
+	other := thickFile(t, make([]byte, sparse.Block))
+	if w, err := Thin(t.Context(), thickFile(t, bytes.Repeat([]byte("x"), 2*sparse.Block)), other, 2*sparse.Block); err != nil || w.Delta {
 		t.Errorf("the memory of another machine as base: %+v, %v", w, err)
 	}
 }
 
-func file(t *testing.T, data []byte) *os.File {
+func thickFile(t *testing.T, data []byte) *os.File {
 	t.Helper()
 	f, err := os.Create(filepath.Join(t.TempDir(), "memory"))
 	if err != nil {

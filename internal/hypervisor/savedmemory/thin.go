@@ -1,4 +1,4 @@
-package firecracker
+package savedmemory
 
 import (
 	"bytes"
@@ -14,21 +14,22 @@ import (
 	"cocoonstack.io/cocoon/internal/sparse"
 )
 
-// written is the result of thin.
-type written struct {
-	used  int64 // bytes that are not zero
-	delta bool  // the file contains only what differs from the base
+// Written is the result of Thin.
+type Written struct {
+	Used  int64 // bytes that are not zero
+	Delta bool  // the file contains only what differs from the base
 }
 
 // thinPiece is how many bytes are read at once.
 const thinPiece = 256 << 10
 
-// thin makes memory, a file of size bytes that has everything, sparse. If base, which may be nil, has at least half of its data, it becomes a delta to
-// base.
-func thin(ctx context.Context, memory, base *os.File, size int64) (written, error) {
+// Thin makes memory, a file of size bytes to which a hypervisor has written everything, sparse. If base, which may be nil, has at least half of its data,
+// it becomes a delta to base.
+// Errors: DataLoss if memory has another size, ResourceExhausted.
+func Thin(ctx context.Context, memory, base *os.File, size int64) (Written, error) {
 	st, err := memory.Stat()
 	if err == nil && (st.Size() != size || size%sparse.Block != 0) {
-		err = errdefs.DataLossf("Firecracker saved %d bytes of memory, and the guest has %d", st.Size(), size)
+		err = errdefs.DataLossf("%d bytes of memory were saved, and the guest has %d", st.Size(), size)
 	}
 	if err == nil && base != nil {
 		var b os.FileInfo
@@ -37,16 +38,16 @@ func thin(ctx context.Context, memory, base *os.File, size int64) (written, erro
 		}
 	}
 	if err != nil {
-		return written{}, err
+		return Written{}, err
 	}
 	zero, shared, err := compare(ctx, memory, base, size)
 	if err != nil {
-		return written{}, fmt.Errorf("look at the saved memory: %w", err)
+		return Written{}, fmt.Errorf("look at the saved memory: %w", err)
 	}
 	pages := size / sparse.Block
-	w := written{used: (pages - zero.Count()) * sparse.Block}
-	w.delta = base != nil && shared.Count() >= (pages-zero.Count()+1)/2
-	if err := punch(ctx, memory, zero, size); err != nil || !w.delta {
+	w := Written{Used: (pages - zero.Count()) * sparse.Block}
+	w.Delta = base != nil && shared.Count() >= (pages-zero.Count()+1)/2
+	if err := punch(ctx, memory, zero, size); err != nil || !w.Delta {
 		return w, failed(err)
 	}
 	if err := punch(ctx, memory, shared, size); err != nil {

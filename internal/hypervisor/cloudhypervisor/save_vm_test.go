@@ -1,0 +1,160 @@
+//go:build vm
+
+package cloudhypervisor
+
+import (
+	"context"
+	"fmt"
+	"os"
+	"os/exec"
+	"path/filepath"
+	"strings"
+	"testing"
+
+	"cocoonstack.io/cocoon/internal/errdefs"
+	"cocoonstack.io/cocoon/internal/hypervisor"
+	"cocoonstack.io/cocoon/internal/sparse"
+	"cocoonstack.io/cocoon/internal/testkit/testguest"
+	"cocoonstack.io/cocoon/internal/vm"
+)
+
+func run(t testing.TB, args ...string) string {
+	t.Helper()
+	out, err := exec.CommandContext(t.Context(), args[0], args[1:]...).CombinedOutput()
+	if err != nil {
+		t.Fatalf("%v: %v\n%s", args, err, out)
+	}
+	return string(out)
+}
+
+func start(t *testing.T, d *Driver, p hypervisor.Plan) hypervisor.Instance {
+	t.Helper()
+	i, err := d.Launch(t.Context(), p)
+	if err != nil {
+		t.Fatal(err)
+	}
+	t.Cleanup(func() {
+		if t.Failed() {
+			t.Logf("the log of the program: %s", lastLine(filepath.Join(p.Dir, programLog), 0))
+		}
+		_ = i.Kill(context.Background())
+	})
+	return i
+}
+
+// TestClones: two clones map the same memory. One has a disk that has grown, and is silent until SetLink, also after a restart of the daemon, although its
+// guest sends packets all the time.
+func TestClones(t *testing.T) {
+	a, d := needGuest(t), testDriver(t)
+	ns := fmt.Sprintf("cocoon-test-%d", os.Getpid())
+	run(t, "ip", "netns", "add", ns)
+	t.Cleanup(func() { _ = exec.Command("ip", "netns", "del", ns).Run() })
+	run(t, "ip", "-n", ns, "link", "add", "br0", "type", "bridge")
+	run(t, "ip", "-n", ns, "addr", "add", "10.9.8.1/24", "dev", "br0")
+	run(t, "ip", "-n", ns, "link", "set", "br0", "up")
+	for _, tap := range []string{"tap0", "tap1", "tap2"} {
+		run(t, "ip", "-n", ns, "tuntap", "add", tap, "mode", "tap", "vnet_hdr")
+		run(t, "ip", "-n", ns, "link", "set", tap, "master", "br0", "up")
+	}
+	answers := func() bool {
+		return exec.CommandContext(t.Context(), "ip", "netns", "exec", ns, "ping", "-c", "1", "-W", "1", "10.9.8.2").Run() == nil
+	}
+	plan := func(tap string, size int) hypervisor.Plan {
+		disk := filepath.Join(t.TempDir(), "data")
+		if err := os.WriteFile(disk, make([]byte, size), 0o600); err != nil {
+			t.Fatal(err)
+		}
+		p := a.Plan(t)
+		p.NICs = []vm.NIC{{Tap: tap, NetNS: "/run/netns/" + ns, MAC: "02:00:00:00:00:40"}}
+		p.Disks = []vm.Disk{{Path: disk, Format: vm.DiskRaw, Serial: "data"}}
+		return p
+	}
+	i := start(t, d, plan("tap0", 1<<20))
+	testguest.Logged(t, i, "GUEST-READY")
+	testguest.Say(t, i, "up 10.9.8.2/24")
+	testguest.Logged(t, i, "UP")
+	testguest.Await(t, "the guest answers", answers)
+	testguest.Say(t, i, "chatter 10.9.8.1")
+	dir := t.TempDir()
+	s := hypervisor.SavePlan{State: filepath.Join(dir, "vmstate"), Memory: filepath.Join(dir, "memory"), Hold: true}
+	snapshotter, _ := hypervisor.As[hypervisor.Snapshotter](i)
+	result, err := snapshotter.Save(t.Context(), s)
+	if err != nil {
+		t.Fatal(err)
+	}
+	if err := i.Kill(t.Context()); err != nil {
+		t.Fatal(err)
+	}
+	if st, err := os.Stat(s.Memory); err != nil || sparse.Occupied(st) > result.Memory+st.Size()/8 {
+		t.Errorf("the memory: %v, %v; %d bytes are not zero", st, err, result.Memory)
+	}
+	if all, err := os.ReadDir(dir); err != nil || len(all) != 2 {
+		t.Errorf("it has left %v, %v", all, err)
+	}
+	p, q := plan("tap1", 4<<20), plan("tap2", 1<<20)
+	p.Incoming = &hypervisor.Incoming{State: s.State, Memory: s.Memory, LinksDown: true, Grown: []string{"data"}}
+	q.Incoming = &hypervisor.Incoming{State: s.State, Memory: s.Memory, LinksDown: true}
+	j, k := start(t, d, p), start(t, d, q)
+	testguest.Say(t, j, "sh while [ $(cat /sys/block/vda/size) != 8192 ]; do sleep 0.1; done; echo GROWN")
+	testguest.Logged(t, j, "GROWN .")
+	if answers() {
+		t.Error("a clone answers before SetLink")
+	}
+	for _, tap := range []string{"tap1", "tap2"} {
+		if n := strings.TrimSpace(run(t, "ip", "netns", "exec", ns, "cat", "/sys/class/net/"+tap+"/statistics/rx_packets")); n != "0" {
+			t.Errorf("%s packets came out of a guest before SetLink", n)
+		}
+	}
+	for _, i := range []hypervisor.Instance{j, k} {
+		if shared := sharedBy(t, i.PID()); shared == 0 {
+			t.Errorf("process %d shares no memory", i.PID())
+		}
+	}
+	_ = j.Close()
+	if j, err = testDriver(t).Adopt(t.Context(), j.Handle()); err != nil {
+		t.Fatal(err)
+	}
+	t.Cleanup(func() { _ = j.Close() })
+	linker, _ := hypervisor.As[hypervisor.Linker](j)
+	for range 2 {
+		if err := linker.SetLink(t.Context(), 0, true); err != nil {
+			t.Fatal(err)
+		}
+	}
+	testguest.Await(t, "the clone answers", answers)
+	if err := linker.SetLink(t.Context(), 0, false); !errdefs.Is(err, errdefs.Unsupported) {
+		t.Errorf("take a carrier: %v", err)
+	}
+	if err := linker.SetLink(t.Context(), 7, true); !errdefs.IsNotFound(err) {
+		t.Errorf("an interface that is not there: %v", err)
+	}
+	testguest.Say(t, j, "poweroff")
+	if e, err := j.Wait(t.Context()); err != nil || !e.GuestShutdown {
+		t.Errorf("%+v, %v", e, err)
+	}
+	testguest.Say(t, k, "reset")
+	if e, err := k.Wait(t.Context()); err != nil || !e.GuestReset {
+		t.Errorf("%+v, %v", e, err)
+	}
+}
+
+// sharedBy returns how many KiB of the saved memory a process has mapped and shares.
+func sharedBy(t *testing.T, pid int) (shared int64) {
+	t.Helper()
+	text, err := os.ReadFile(fmt.Sprintf("/proc/%d/smaps", pid))
+	if err != nil {
+		t.Fatal(err)
+	}
+	inside := false
+	for line := range strings.Lines(string(text)) {
+		switch fields := strings.Fields(line); {
+		case len(fields) > 4 && strings.Contains(fields[0], "-"):
+			inside = strings.Contains(line, "memfd:guest")
+		case inside && (fields[0] == "Shared_Clean:" || fields[0] == "Shared_Dirty:"):
+			var n int64
+			_, _ = fmt.Sscan(fields[1], &n)
+			shared += n
+		}
+	}
+	return shared
+}
