@@ -308,3 +308,21 @@ func testNextHostDoesNotWaitForTheEndOfTheLast(t *testing.T, s pipe) {
 	guest.Close()
 	<-sessions
 }
+
+// A guest that was saved and resumes elsewhere still has its old host, which says nothing any more. The next one is served.
+func TestNextHostTakesOver(t *testing.T) {
+	s := newSocket(t)
+	echo(t, s)
+	old := open(t, s)
+	defer old.Close()
+	talk(t, old, "before")
+	for range 3 {
+		next := open(t, s)
+		defer next.Close()
+		talk(t, next, "after")
+	}
+	_ = old.SetReadDeadline(time.Now().Add(time.Minute))
+	if _, err := io.Copy(io.Discard, old); err != nil {
+		t.Errorf("the old host is told: %v", err)
+	}
+}

@@ -37,13 +37,15 @@ func OpenVSOCK(port uint32) (Device, error) {
 }
 
 // NewSocket returns the guest's end of a pipe whose hosts connect to the listening, non-blocking socket listener, which it owns from now on. There is one host at a
-// time: the next one waits until the connection with the previous one has ended.
+// time: the next one takes the place of the previous one. A guest that resumes elsewhere does not hear that its host has gone.
 func NewSocket(listener *os.File) (Device, error) {
 	raw, err := listener.SyscallConn()
 	if err != nil {
 		return nil, fmt.Errorf("open guest channel: %w", err)
 	}
-	return &socket{listener: listener, raw: raw, attached: make(chan struct{})}, nil
+	s := &socket{listener: listener, raw: raw, attached: make(chan struct{})}
+	go s.acceptAll()
+	return s, nil
 }
 
 type socket struct {
@@ -54,14 +56,26 @@ type socket struct {
 	host        *os.File      // nil: none is attached
 	attached    chan struct{} // closed and replaced when host changes, or a deadline, or the device closes
 	closed      bool
+	failed      error     // no host can come any more
 	read, write time.Time // deadlines
 }
 
-// now returns what holds at this moment.
-func (s *socket) now() (host *os.File, changed <-chan struct{}, write time.Time, closed bool) {
+// moment is what holds at one moment.
+type moment struct {
+	host        *os.File
+	changed     <-chan struct{}
+	read, write time.Time
+	over        error // no host comes any more
+}
+
+func (s *socket) now() moment {
 	s.mu.Lock()
 	defer s.mu.Unlock()
-	return s.host, s.attached, s.write, s.closed
+	m := moment{s.host, s.attached, s.read, s.write, s.failed}
+	if s.closed {
+		m.over = net.ErrClosed
+	}
+	return m
 }
 
 // change tells those who wait. Preconditions: s.mu is held.
@@ -72,61 +86,84 @@ func (s *socket) change() {
 
 func (s *socket) Read(p []byte, attached bool) (int, error) {
 	for {
-		host, _, _, closed := s.now()
-		if closed {
-			return 0, net.ErrClosed
-		}
-		if host == nil {
-			if attached {
-				return 0, io.EOF
-			}
-			if err := s.accept(); err != nil {
+		m := s.now()
+		switch {
+		case errors.Is(m.over, net.ErrClosed), m.over != nil && m.host == nil:
+			return 0, m.over
+		case m.host == nil && attached:
+			return 0, io.EOF
+		case m.host == nil:
+			if err := until(m.changed, m.read); err != nil {
 				return 0, err
 			}
 			continue
 		}
-		n, err := host.Read(p)
+		n, err := m.host.Read(p)
 		switch {
 		case n > 0:
 			return n, nil
 		case errors.Is(err, os.ErrDeadlineExceeded):
 			return 0, err
 		}
-		s.leave(host) // whatever the reason, this host is gone
+		s.leave(m.host) // whatever the reason, this host is gone
+		if attached {
+			return 0, io.EOF
+		}
 	}
 }
 
-// accept waits for a host.
-func (s *socket) accept() error {
+// acceptAll gives each host its turn.
+func (s *socket) acceptAll() {
+	for {
+		f, err := s.accept()
+		s.mu.Lock()
+		switch {
+		case err != nil:
+			s.failed = err
+		case s.closed:
+			err = net.ErrClosed
+			_ = f.Close()
+		case f != nil:
+			if s.host != nil {
+				_ = s.host.Close()
+			}
+			_ = errors.Join(f.SetReadDeadline(s.read), f.SetWriteDeadline(s.write))
+			s.host = f
+		}
+		s.change()
+		s.mu.Unlock()
+		if err != nil {
+			return
+		}
+	}
+}
+
+// accept waits for a host; nil: it has gone again, or is a program of the guest.
+func (s *socket) accept() (*os.File, error) {
 	fd, err := -1, error(nil)
+	var from unix.Sockaddr
 	werr := s.raw.Read(func(l uintptr) bool {
-		fd, err = retry(func() (int, error) {
-			fd, _, err := unix.Accept4(int(l), unix.SOCK_CLOEXEC|unix.SOCK_NONBLOCK)
+		fd, err = retry(func() (fd int, err error) {
+			fd, from, err = unix.Accept4(int(l), unix.SOCK_CLOEXEC|unix.SOCK_NONBLOCK)
 			return fd, err
 		})
 		return !errors.Is(err, unix.EAGAIN)
 	})
 	switch {
 	case errors.Is(werr, os.ErrClosed):
-		return net.ErrClosed
+		return nil, net.ErrClosed
 	case werr != nil:
-		return werr
+		return nil, werr
 	case errors.Is(err, unix.ECONNABORTED):
-		return nil
+		return nil, nil
 	case err != nil:
-		return fmt.Errorf("accept on guest channel: %w", err)
+		return nil, fmt.Errorf("accept on guest channel: %w", err)
 	}
 	f := os.NewFile(uintptr(fd), "host")
-	s.mu.Lock()
-	defer s.mu.Unlock()
-	if s.closed {
-		_ = f.Close()
-		return net.ErrClosed
+	if v, ok := from.(*unix.SockaddrVM); ok && v.CID != unix.VMADDR_CID_HOST {
+		return nil, f.Close()
 	}
-	_ = errors.Join(f.SetReadDeadline(s.read), f.SetWriteDeadline(s.write))
-	s.host = f
-	s.change()
-	return nil
+	return f, nil
 }
 
 func (s *socket) leave(host *os.File) {
@@ -142,17 +179,17 @@ func (s *socket) leave(host *os.File) {
 // Write writes to the present host. What it has not read when it leaves is lost.
 func (s *socket) Write(p []byte) (int, error) {
 	for {
-		host, changed, deadline, closed := s.now()
+		m := s.now()
 		switch {
-		case closed:
-			return 0, net.ErrClosed
-		case host == nil:
-			if err := until(changed, deadline); err != nil {
+		case errors.Is(m.over, net.ErrClosed), m.over != nil && m.host == nil:
+			return 0, m.over
+		case m.host == nil:
+			if err := until(m.changed, m.write); err != nil {
 				return 0, err
 			}
 			continue
 		}
-		n, err := host.Write(p)
+		n, err := m.host.Write(p)
 		if errors.Is(err, os.ErrDeadlineExceeded) {
 			return n, err
 		}
@@ -180,11 +217,11 @@ func (s *socket) SetReadDeadline(t time.Time) error {
 	s.mu.Lock()
 	defer s.mu.Unlock()
 	s.read = t
-	err := s.listener.SetReadDeadline(t)
+	s.change()
 	if s.host != nil {
-		err = errors.Join(err, s.host.SetReadDeadline(t))
+		return s.host.SetReadDeadline(t)
 	}
-	return err
+	return nil
 }
 
 func (s *socket) SetWriteDeadline(t time.Time) error {

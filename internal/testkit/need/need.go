@@ -78,10 +78,7 @@ func QEMU(t testing.TB) string {
 // checkout, and returns its path. Where it is in none of them the test is skipped, even if nothing may be missing: its build needs Rust.
 func Hypervisor(t testing.TB, name string) string {
 	t.Helper()
-	if path, err := exec.LookPath(name); err == nil {
-		return path
-	}
-	dirs := []string{os.Getenv("COCOON_TEST_BIN")}
+	dirs := append(filepath.SplitList(os.Getenv("PATH")), os.Getenv("COCOON_TEST_BIN"))
 	if root, err := moduleRoot(); err == nil {
 		dirs = append(dirs, filepath.Join(root, "bin/hypervisors"), filepath.Join(root, "../shared/bin"))
 	}
@@ -90,7 +87,9 @@ func Hypervisor(t testing.TB, name string) string {
 			continue
 		}
 		if path, err := exec.LookPath(filepath.Join(dir, name)); err == nil {
-			return path
+			if path, err = filepath.EvalSymlinks(path); err == nil { // processes see it by its own name
+				return path
+			}
 		}
 	}
 	t.Skip(name + " is needed: run make hypervisors, put it into PATH, or name its folder by COCOON_TEST_BIN")
