@@ -142,7 +142,7 @@ func registryPull(t *testing.T, results *table, dir string, img ociimage.Image) 
 			continue
 		}
 		prepare := func() {
-			if _, err := s.Prepare(t.Context(), stored.Image, t.TempDir(), guestStorage); err != nil {
+			if _, err := s.Prepare(t.Context(), stored.Image, contract.Layout{Dir: t.TempDir(), Storage: guestStorage}); err != nil {
 				t.Fatal(err)
 			}
 		}

@@ -236,11 +236,11 @@ func (s twoStores) Pull(ctx context.Context, r image.PullRequest, progress func(
 	return s.Puller.Pull(ctx, r, progress)
 }
 
-func (s twoStores) Prepare(ctx context.Context, img image.Image, dir string, size int64) (image.Rootfs, error) {
+func (s twoStores) Prepare(ctx context.Context, img image.Image, l image.Layout) (image.Rootfs, error) {
 	if s.isReal(img.ID) {
-		return s.real.Prepare(ctx, img, dir, size)
+		return s.real.Prepare(ctx, img, l)
 	}
-	return s.Store.Prepare(ctx, img, dir, size)
+	return s.Store.Prepare(ctx, img, l)
 }
 
 func (s twoStores) Base(ctx context.Context, img image.Image) ([]vm.Disk, error) {
