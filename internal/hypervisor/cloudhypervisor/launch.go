@@ -75,7 +75,7 @@ func (d *Driver) Launch(ctx context.Context, p hypervisor.Plan) (hypervisor.Inst
 		return nil, fmt.Errorf("launch VM %s: %w", p.Name, errors.Join(err, l.undo.Run(ctx)))
 	}
 	l.undo.Release()
-	return l.inst, nil
+	return d.offered(l.inst), nil
 }
 
 func (l *launch) run(ctx context.Context) error {
