@@ -6,10 +6,8 @@ import (
 	"fmt"
 	"io"
 	"log/slog"
-	"maps"
 	"os"
 	"path/filepath"
-	"slices"
 	"time"
 
 	capsulev1 "cocoonstack.io/cocoon/api/capsule/v1"
@@ -117,7 +115,7 @@ func (a *applianceDoor) open(ctx context.Context, docs *sqlite.Documents) (*appl
 	drivers := map[capsulev1.WorkloadKind]reconcile.Driver{
 		capsulev1.WorkloadKind_WORKLOAD_KIND_MICRO_VM: microvm.New(microvm.Deps{
 			Engine: a.engine, Images: a.engine, Files: ownKernels{files, a.images}, Auth: known.Find,
-			Logs: filepath.Join(a.cfg.StateDir, "logs"), Log: a.log, Hypervisors: slices.Collect(maps.Keys(a.engine.node.drivers)),
+			Logs: filepath.Join(a.cfg.StateDir, "logs"), Log: a.log, Hypervisors: a.engine.node.usable,
 		}),
 	}
 	images := []appliance.ImageStore{vmImages{a.images}}

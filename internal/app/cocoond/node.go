@@ -107,6 +107,16 @@ func (n *node) pools(ctx context.Context) []volume.Pool {
 	return n.volumes.Pools(ctx)
 }
 
+// usable returns the names of the hypervisors that run VMs here now.
+func (n *node) usable(ctx context.Context) (names []string) {
+	for _, d := range n.described(ctx) {
+		if d.Error == "" {
+			names = append(names, d.Name)
+		}
+	}
+	return names
+}
+
 func (n *node) driver(ctx context.Context, name string) nodewire.Driver {
 	d := nodewire.Driver{Name: name, Default: name == n.cfg.Driver}
 	info, err := n.drivers[name].Probe(ctx)

@@ -52,7 +52,7 @@ type Deps struct {
 	Logs   string                                  // folder for the logs of VMs that are gone
 	Log    *slog.Logger
 
-	Hypervisors []string // names of those of the engine
+	Hypervisors func(ctx context.Context) []string // names of those of the engine that run VMs here now; nil: its default alone
 }
 
 // Driver implements reconcile.Driver.
@@ -115,9 +115,9 @@ func Spec(w *capsulev1.Workload, hash string) (vm.Spec, error) {
 }
 
 // Check implements reconcile.Driver.
-func (d *Driver) Check(_ context.Context, w *capsulev1.Workload) error {
+func (d *Driver) Check(ctx context.Context, w *capsulev1.Workload) error {
 	s, err := Spec(w, "")
-	if err == nil && s.Driver != "" && !slices.Contains(d.Hypervisors, s.Driver) {
+	if err == nil && s.Driver != "" && (d.Hypervisors == nil || !slices.Contains(d.Hypervisors(ctx), s.Driver)) {
 		err = noDriver(w)
 	}
 	if err != nil || w.GetMicroVm().GetKernelPath() == "" {

@@ -11,6 +11,7 @@ import (
 
 	capsulev1 "cocoonstack.io/cocoon/api/capsule/v1"
 	"cocoonstack.io/cocoon/internal/appliance/reconcile"
+	"cocoonstack.io/cocoon/internal/errdefs"
 	"cocoonstack.io/cocoon/internal/guest"
 	"cocoonstack.io/cocoon/internal/vm"
 )
@@ -78,6 +79,17 @@ func TestOwnKernel(t *testing.T) {
 		}
 		if s.Image != "files of /r" || len(s.Volumes) != 1 || s.Volumes[0].Image != "kernel of /k "+initramfs {
 			t.Errorf("initramfs %q: the images are %q and %+v", initramfs, s.Image, s.Volumes)
+		}
+	}
+}
+
+// A backend is refused by name where it does not work now; nothing stands in for it.
+func TestBackendMustWorkHere(t *testing.T) {
+	w := &capsulev1.Workload{Name: "vm", MicroVm: &capsulev1.MicroVMSpec{Image: "demo", Backend: capsulev1.MicroVMBackend_MICRO_VM_BACKEND_FIRECRACKER}}
+	for _, here := range [][]string{{"qemu"}, {"firecracker", "qemu"}} {
+		d := New(Deps{Hypervisors: func(context.Context) []string { return here }})
+		if err := d.Check(t.Context(), w); errdefs.Is(err, errdefs.Unsupported) != (len(here) == 1) {
+			t.Errorf("with %v: %v", here, err)
 		}
 	}
 }
