@@ -96,7 +96,7 @@ func (b *box) restore(want bool) {
 	}
 }
 
-// A machine that stops before somebody has opened what was put back, and so says again that it is older than it was, puts it back again.
+// A machine that stops before anybody opens the databases puts them back again at its next start.
 func TestRestoreIsNotSettled(t *testing.T) {
 	b := newBox(t)
 	if err := b.s.Take(t.Context(), "u1"); err != nil {
