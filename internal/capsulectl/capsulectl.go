@@ -12,6 +12,7 @@ import (
 	"errors"
 	"fmt"
 	"io"
+	"slices"
 	"strings"
 	"time"
 	"unicode/utf8"
@@ -21,6 +22,7 @@ import (
 	"google.golang.org/protobuf/proto"
 
 	"cocoonstack.io/cocoon/internal/capsulectl/config"
+	"cocoonstack.io/cocoon/internal/capsulewire"
 	"cocoonstack.io/cocoon/internal/errdefs"
 	"cocoonstack.io/cocoon/internal/mdns"
 	"cocoonstack.io/cocoon/internal/textui"
@@ -71,12 +73,31 @@ func (a *app) run(ctx context.Context, args []string) error {
 		}
 	}
 	root := a.root() //nolint:contextcheck // cobra hands ctx to the commands
-	root.SetArgs(args)
+	root.SetArgs(dashedLast(args))
 	err := root.ExecuteContext(ctx)
 	if err != nil && !a.parsed && errdefs.ClassOf(err) == errdefs.Internal {
 		return errdefs.As(errdefs.InvalidArgument, err) // cobra's own messages about flags, arguments and unknown commands
 	}
 	return err
+}
+
+// dashedLast returns the args of "rm" with all kids that begin with "-", as one of 64 does, at the end behind "--", because they are no flags.
+func dashedLast(args []string) []string {
+	if slices.Contains(args, "--") || !slices.Contains(args, "rm") {
+		return args
+	}
+	var kids, others []string
+	for _, arg := range args {
+		if strings.HasPrefix(arg, "-") && capsulewire.IsKid(arg) {
+			kids = append(kids, arg)
+		} else {
+			others = append(others, arg)
+		}
+	}
+	if kids == nil {
+		return args
+	}
+	return slices.Concat(others, []string{"--"}, kids)
 }
 
 func (a *app) root() *cobra.Command {

@@ -3,7 +3,10 @@ package capsulectl_test
 import (
 	"archive/tar"
 	"bytes"
+	"crypto/ed25519"
+	"crypto/x509"
 	"encoding/json"
+	"encoding/pem"
 	"os"
 	"path/filepath"
 	"slices"
@@ -13,6 +16,7 @@ import (
 
 	capsulev1 "cocoonstack.io/cocoon/api/capsule/v1"
 	"cocoonstack.io/cocoon/internal/capsulectl/config"
+	"cocoonstack.io/cocoon/internal/capsulewire"
 	"cocoonstack.io/cocoon/internal/mdns"
 )
 
@@ -65,6 +69,20 @@ func TestAdopt(t *testing.T) {
 	o.fails(2, "view, operate or admin", "key", "add", "--name", "x", "--role", "root", public)
 	o.ok("key", "rm", kid)
 	o.fails(3, "there is no key", "key", "rm", kid)
+	// One kid of 64 begins as a flag does.
+	dashed, dashedPublic := "", ed25519.PublicKey(nil)
+	for !strings.HasPrefix(dashed, "-") {
+		dashedPublic, _, _ = ed25519.GenerateKey(nil)
+		dashed = capsulewire.Kid(dashedPublic)
+	}
+	der, err := x509.MarshalPKIXPublicKey(dashedPublic)
+	if err != nil {
+		t.Fatal(err)
+	}
+	o.ok("key", "add", "--name", "eve", "--role", "view", write(t, string(pem.EncodeToMemory(&pem.Block{Type: "PUBLIC KEY", Bytes: der}))))
+	o.ok("key", "rm", dashed, "--capsule", m.addr)
+	o.fails(3, "there is no key", "key", "rm", dashed)
+	o.fails(2, "unknown shorthand", "key", "rm", "-"+strings.Repeat("c", 44))
 
 	another := newMachine(t)
 	o.fails(4, "choose another --name", "--capsule", another.addr, "adopt", "--yes", "--name", "127.0.0.1")

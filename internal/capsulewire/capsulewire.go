@@ -19,6 +19,12 @@ func Kid(key ed25519.PublicKey) string {
 	return base64.RawURLEncoding.EncodeToString(sum[:])
 }
 
+// IsKid reports whether s has the form of a Kid.
+func IsKid(s string) bool {
+	sum, err := base64.RawURLEncoding.Strict().DecodeString(s)
+	return err == nil && len(sum) == sha256.Size && len(s) == base64.RawURLEncoding.EncodedLen(sha256.Size)
+}
+
 // Fingerprint returns the SHA-256 of a certificate in DER, in lower-case hexadecimal.
 func Fingerprint(der []byte) string {
 	sum := sha256.Sum256(der)

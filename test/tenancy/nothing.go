@@ -35,7 +35,7 @@ var nothing = map[string]string{
 
 	// Nodes, which all namespaces share.
 	"KeyTargetRuntime": "it only chooses between the runtimes of the node", "TargetVirtlet": word,
-	"KeyHibernatedOnNode": node, "KeyPlacedOn": node, "LabelPool": node, "LabelSnapshotCPUClass": node, "LabelNodeRole": node, "LabelCRI": node, "TaintKey": node, "TaintValue": node,
+	"KeyHibernatedOnNode": node, "KeyPlacedOn": node, "LabelPool": node, "LabelSnapshotCPUClass": node, "LabelNodeRole": node, "LabelCRI": node, "LabelBackend": node, "TaintKey": node, "TaintValue": node,
 
 	// Prefixes of keys, and parts of other names.
 	"PrefixSet": prefix, "PrefixVM": prefix, "PrefixNode": prefix, "PrefixCRI": prefix, "ContainerIDScheme": "it begins the ids in statuses, which the node writes",
