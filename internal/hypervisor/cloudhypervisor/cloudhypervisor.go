@@ -7,16 +7,14 @@ package cloudhypervisor
 
 import (
 	"context"
-	"errors"
 	"fmt"
 	"log/slog"
+	"net"
 	"os"
-	"os/exec"
 	"path/filepath"
 	"runtime"
 	"strconv"
 	"strings"
-	"sync"
 	"time"
 
 	"cocoonstack.io/cocoon/internal/errdefs"
@@ -84,17 +82,11 @@ type Driver struct {
 	jail   *jail.Jail
 	memory *savedmemory.Cache
 
-	mu    sync.Mutex
-	known program
+	version jail.Program[string]
 }
 
-// program is what is known of one file, as long as it is unchanged.
-type program struct {
-	path    string
-	size    int64
-	mtime   time.Time
-	version string
-}
+// program is the program of the node.
+type program struct{ path, version string }
 
 var (
 	_ hypervisor.Driver        = (*Driver)(nil)
@@ -118,7 +110,7 @@ func New(cfg Config, log *slog.Logger) (*Driver, error) {
 	}
 	if err == nil {
 		d.jail, err = jail.New(jail.Config{
-			Users: users, Cgroup: cfg.Cgroup, LogLimit: cfg.LogLimit, Logs: []string{consoleLog, programLog, eventLog}, Sockets: []string{apiSocket}, Private: privateDir, Mark: markOf,
+			Users: users, Cgroup: cfg.Cgroup, LogLimit: cfg.LogLimit, Logs: []string{jail.ConsoleLog, programLog, eventLog}, Sockets: []string{apiSocket}, Private: privateDir, Mark: markOf,
 		}, d.log)
 	}
 	if err != nil {
@@ -202,49 +194,23 @@ func (d *Driver) firmware() string {
 
 // program finds the program and asks for its version.
 func (d *Driver) program(ctx context.Context) (program, error) {
-	path, err := exec.LookPath(d.cfg.Binary)
-	if err == nil {
-		path, err = filepath.Abs(path)
-	}
-	if err == nil {
-		path, err = filepath.EvalSymlinks(path)
-	}
+	path, err := jail.FindProgram(d.cfg.Binary, "Cloud Hypervisor", "install the program from https://github.com/cloud-hypervisor/cloud-hypervisor/releases as /usr/local/bin/cloud-hypervisor")
 	if err != nil {
-		return program{}, errdefs.Unavailablef("Cloud Hypervisor is not installed (%w); install the program from https://github.com/cloud-hypervisor/cloud-hypervisor/releases as /usr/local/bin/cloud-hypervisor", err)
-	}
-	st, err := os.Stat(path)
-	if err != nil {
-		return program{}, errdefs.Unavailablef("look at Cloud Hypervisor: %w", err)
-	}
-	p := program{path: path, size: st.Size(), mtime: st.ModTime()}
-	d.mu.Lock()
-	known := d.known
-	d.mu.Unlock()
-	if p.version = known.version; p == known {
-		return known, nil
-	}
-	if p.version, err = ask(ctx, path); err != nil {
 		return program{}, err
 	}
-	d.mu.Lock()
-	d.known = p
-	d.mu.Unlock()
-	return p, nil
+	version, err := d.version.Facts(ctx, path, ask)
+	return program{path, version}, err
 }
 
 func ask(ctx context.Context, path string) (string, error) {
-	out, err := exec.CommandContext(ctx, path, "--version").Output()
-	if err != nil {
-		if ctx.Err() != nil {
-			return "", ctx.Err()
-		}
-		return "", errdefs.Unavailablef("ask %s for its version: %w", path, err)
+	text, err := jail.Output(ctx, path, "--version")
+	if err == nil {
+		text, err = versionOf(text)
 	}
-	version, err := versionOf(string(out))
 	if err != nil {
 		return "", fmt.Errorf("ask %s for its version: %w", path, err)
 	}
-	return version, nil
+	return text, nil
 }
 
 // versionOf reads what the program prints, such as "cloud-hypervisor v53.0".
@@ -301,12 +267,14 @@ func (d *Driver) Adopt(ctx context.Context, raw hypervisor.Handle) (hypervisor.I
 	if err != nil {
 		return nil, err
 	}
-	i, err := d.adopt(ctx, h)
+	p, err := d.jail.Open(h.Handle, marker(h.UUID), func() (net.Conn, error) { return jail.Dial(ctx, h.Dir, apiSocket) }, nil)
 	if err != nil {
-		return nil, fmt.Errorf("adopt VM %s: %w", h.ID, err)
+		return nil, err
 	}
-	i.raw = append(hypervisor.Handle(nil), raw...)
-	i.run(ctx)
+	i := newInstance(d, h, raw, p)
+	text, err := os.ReadFile(filepath.Join(h.Dir, eventLog))
+	i.unbooted = err == nil && lifeOf(text) == lifeUnknown
+	i.Supervise(ctx, i.supervise)
 	return d.offered(i), nil
 }
 
@@ -317,16 +285,5 @@ func (d *Driver) LastExit(_ context.Context, raw hypervisor.Handle) (hypervisor.
 		return hypervisor.Exit{}, err
 	}
 	reason, err := h.lastReason()
-	if err != nil {
-		return hypervisor.Exit{}, fmt.Errorf("VM %s: %w", h.ID, err)
-	}
-	if reason == "" {
-		return hypervisor.Exit{}, errdefs.NotFoundf("the end of VM %s was not recorded", h.ID)
-	}
-	return ended(reason), nil
-}
-
-// joinClear is the error of a VM that has ended, with what could not be removed of it.
-func (d *Driver) joinClear(err error, h handle) error {
-	return errors.Join(err, d.jail.Clear(h.ID, h.Dir, h.Cgroup))
+	return h.LastExit(reason, err, jail.Ended)
 }

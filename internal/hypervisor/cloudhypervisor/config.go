@@ -15,7 +15,6 @@ import (
 // Names of the files in Plan.Dir.
 const (
 	apiSocket  = "api.sock"
-	consoleLog = "console.log"
 	programLog = "cloud-hypervisor.log"
 	eventLog   = "events.json"
 
@@ -162,20 +161,12 @@ type diskSize struct {
 	Size int64  `json:"desired_size"`
 }
 
-// rootFile is a file that the process finds at the path at.
-type rootFile struct {
-	at       string
-	path     string // on the node
-	root     string // the folder below which path has no symbolic links; "": path is the node's own
-	readOnly bool
-}
-
 // setup is all that the program is told, in the order of the requests, and what it needs in its root. If Restore is not nil, it finds VM in a file.
 type setup struct {
 	VM      vmConfig       `json:"vm.create"`
 	NICs    []netConfig    `json:"vm.add-net,omitempty"`
 	Restore *restoreConfig `json:"vm.restore,omitempty"`
-	files   []rootFile
+	files   []jail.RootedFile
 }
 
 // build turns a plan into requests. It is pure: the same plan gives the same requests. firmware is the path of the node's firmware, "" if there is
@@ -221,7 +212,7 @@ func build(p hypervisor.Plan, firmware, memory string) (setup, error) {
 
 func diskID(n int) string { return "disk" + strconv.Itoa(n) }
 
-func (s *setup) place(f rootFile) { s.files = append(s.files, f) }
+func (s *setup) place(f jail.RootedFile) { s.files = append(s.files, f) }
 
 // resume makes the machine one that resumes. It is described as the one that was saved, except for its memory, which is a file.
 func (s *setup) resume(p hypervisor.Plan, memory string) {
@@ -233,13 +224,13 @@ func (s *setup) resume(p hypervisor.Plan, memory string) {
 		s.VM.NICs = append(s.VM.NICs, nic)
 	}
 	s.NICs = nil
-	s.place(rootFile{at: restoreState, path: p.Incoming.State, readOnly: true})
+	s.place(jail.RootedFile{At: restoreState, Path: p.Incoming.State, ReadOnly: true})
 }
 
 func (s *setup) boot(p hypervisor.Plan, firmware string) {
 	if !p.Boot.Direct() {
 		s.VM.Payload.Firmware = rootFirmware
-		s.place(rootFile{at: rootFirmware, path: firmware, readOnly: true})
+		s.place(jail.RootedFile{At: rootFirmware, Path: firmware, ReadOnly: true})
 		return
 	}
 	// The kernel is behind a link, which is removed when the guest runs: the program, which would start a guest again that resets, then ends.
@@ -250,10 +241,10 @@ func (s *setup) boot(p hypervisor.Plan, firmware string) {
 	if p.Incoming != nil { // it has all that in its memory
 		return
 	}
-	s.place(rootFile{at: rootKernel, path: p.Boot.Kernel, readOnly: true})
+	s.place(jail.RootedFile{At: rootKernel, Path: p.Boot.Kernel, ReadOnly: true})
 	if p.Boot.Initrd != "" {
 		s.VM.Payload.Initrd = rootInitrd
-		s.place(rootFile{at: rootInitrd, path: p.Boot.Initrd, readOnly: true})
+		s.place(jail.RootedFile{At: rootInitrd, Path: p.Boot.Initrd, ReadOnly: true})
 	}
 }
 
@@ -261,7 +252,7 @@ func (s *setup) boot(p hypervisor.Plan, firmware string) {
 func (s *setup) disk(n int, d vm.Disk, queues int) {
 	at := filepath.Join(rootDisks, strconv.Itoa(n))
 	s.VM.Disks = append(s.VM.Disks, diskConfig{ID: diskID(n), Path: at, ReadOnly: d.ReadOnly, Serial: d.Serial, Type: "Raw", Queues: queues, Size: queueSize})
-	s.place(rootFile{at: at, path: d.Path, root: d.Root, readOnly: d.ReadOnly})
+	s.place(jail.RootedFile{At: at, Path: d.Path, Root: d.Root, ReadOnly: d.ReadOnly})
 }
 
 // check refuses what Cloud Hypervisor, or this driver, cannot do.

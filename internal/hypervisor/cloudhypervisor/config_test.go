@@ -61,8 +61,8 @@ func TestGolden(t *testing.T) {
 			var b strings.Builder
 			b.Write(got)
 			for _, f := range s.files {
-				b.WriteString("\n" + f.at + " <- " + f.path)
-				if f.readOnly {
+				b.WriteString("\n" + f.At + " <- " + f.Path)
+				if f.ReadOnly {
 					b.WriteString(" (read-only)")
 				}
 			}
@@ -237,8 +237,8 @@ func FuzzEvents(f *testing.F) {
 
 func testHandle(t testing.TB) string {
 	t.Helper()
-	h := handle{Driver: Name, Version: handleVersion, ID: testID, PID: 4711, Start: 99, UUID: jail.UUID(testID), Dir: "/run/x", UID: 1879048192, Agent: true}
-	b, err := h.encode()
+	h := handle{Handle: jail.Handle{Driver: Name, Version: handleVersion, ID: testID, PID: 4711, Start: 99, UUID: jail.UUID(testID), Dir: "/run/x", UID: 1879048192}, Agent: true}
+	b, err := jail.Encode(&h)
 	if err != nil {
 		t.Fatal(err)
 	}

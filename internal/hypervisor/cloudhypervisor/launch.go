@@ -11,7 +11,6 @@ import (
 	"path/filepath"
 	"slices"
 	"strconv"
-	"strings"
 	"time"
 
 	"golang.org/x/sys/unix"
@@ -21,7 +20,6 @@ import (
 	"cocoonstack.io/cocoon/internal/hypervisor/jail"
 	"cocoonstack.io/cocoon/internal/hypervisor/savedmemory"
 	"cocoonstack.io/cocoon/internal/proc"
-	"cocoonstack.io/cocoon/internal/undo"
 	"cocoonstack.io/cocoon/internal/vm"
 )
 
@@ -39,126 +37,84 @@ const overheadBytes = 256 << 20
 
 // launch is one Launch in progress. Its steps run in the order of their declaration.
 type launch struct {
+	jail.Rooted
+
 	d       *Driver
-	plan    hypervisor.Plan
 	program program
 	setup   setup
-	undo    undo.Stack
 
-	dir     jail.Dir
-	uid     uint32
-	cgroup  jail.Cgroup
-	console jail.Console
-	root    []proc.RootFile // with open files
-	api     *os.File
-	events  *os.File
-	log     *os.File
-	logAt   int64 // size of the program's log before this run
-	taps    []*os.File
-	memory  *savedmemory.Memory
-	proc    *proc.Process
-	inst    *instance
+	api    *os.File
+	events *os.File
+	log    *os.File
+	logAt  int64 // size of the program's log before this run
+	taps   []*os.File
+	memory *savedmemory.Memory
+	inst   *instance
 }
 
 // Launch implements hypervisor.Driver.
 func (d *Driver) Launch(ctx context.Context, p hypervisor.Plan) (hypervisor.Instance, error) {
-	if err := ctx.Err(); err != nil {
-		return nil, fmt.Errorf("launch VM %s: %w", p.Name, err)
+	l := &launch{Rooted: jail.Rooted{Launch: jail.Launch{Jail: d.jail, Plan: p}, Title: "Cloud Hypervisor"}, d: d}
+	if err := l.Run(ctx, l.run, l.release); err != nil {
+		return nil, err
 	}
-	if os.Geteuid() != 0 {
-		return nil, errdefs.Preconditionf("launch VM %s: the driver of Cloud Hypervisor needs root to give each VM a user, namespaces and a cgroup of its own", p.Name)
-	}
-	l := &launch{d: d, plan: p}
-	err := l.run(ctx)
-	l.release()
-	if err != nil {
-		return nil, fmt.Errorf("launch VM %s: %w", p.Name, errors.Join(err, l.undo.Run(ctx)))
-	}
-	l.undo.Release()
 	return d.offered(l.inst), nil
 }
 
 func (l *launch) run(ctx context.Context) error {
-	for _, step := range []func(context.Context) error{l.compose, l.loadMemory, l.takeUser, l.makeCgroup, l.openFiles, l.openLogs, l.start, l.boot} {
-		if err := ctx.Err(); err != nil {
-			return err
-		}
-		if err := step(ctx); err != nil {
-			return err
-		}
-	}
-	return nil
+	return jail.Steps(ctx, l.compose, l.loadMemory, l.TakeUser, l.makeCgroup, l.openFiles, l.openLogs, l.start, l.boot)
 }
 
 // compose gathers the facts and builds the requests. It changes nothing.
 func (l *launch) compose(ctx context.Context) (err error) {
-	if l.setup, err = build(l.plan, l.d.firmware(), "/proc/self/fd/"+strconv.Itoa(fdMemory)); err != nil {
+	if l.setup, err = build(l.Plan, l.d.firmware(), "/proc/self/fd/"+strconv.Itoa(fdMemory)); err != nil {
 		return err
 	}
+	l.Files = l.setup.files
 	if l.program, err = l.d.program(ctx); err != nil {
 		return err
 	}
 	if problem := jail.ReadKVM().Problem(); problem != "" {
 		return errdefs.Unavailablef("Cloud Hypervisor needs KVM: %s", problem)
 	}
-	if err := jail.EnoughHugePages(jail.Sysfs, l.plan); err != nil {
+	if err := jail.EnoughHugePages(jail.Sysfs, l.Plan); err != nil {
 		return err
 	}
-	l.dir, err = jail.OpenDir(l.plan.Dir)
+	l.Dir, err = jail.OpenDir(l.Plan.Dir)
 	return err
 }
 
 // loadMemory loads the memory of saved state. The program maps it copy-on-write, so all VMs that resume from it share it, and one that is alone has it to itself.
 func (l *launch) loadMemory(ctx context.Context) (err error) {
-	if l.plan.Incoming != nil {
-		l.memory, err = l.d.memory.Load(ctx, l.plan.Incoming, l.plan.Memory)
+	if l.Plan.Incoming != nil {
+		l.memory, err = l.d.memory.Load(ctx, l.Plan.Incoming, l.Plan.Memory)
 	}
 	return err
 }
 
-func (l *launch) takeUser(context.Context) (err error) {
-	if l.uid, err = l.d.jail.Users.Take(l.plan.ID); err == nil {
-		l.undo.Push(func(context.Context) error { l.d.jail.Users.Drop(l.uid); return nil })
-	}
-	return err
-}
-
-func (l *launch) makeCgroup(context.Context) (err error) {
-	p := l.plan
-	l.undo.Push(func(context.Context) error { return l.d.jail.Cgroups.Remove(p.ID, p.Dir, l.cgroup.Place) })
-	l.cgroup, err = l.d.jail.Cgroups.Make(p.ID, p.Dir, p.CgroupParent, jail.Bounds{CPUs: p.CPUs, Memory: p.Memory, Overhead: overheadBytes})
-	return err
+func (l *launch) makeCgroup(context.Context) error {
+	return l.MakeCgroup(jail.Bounds{CPUs: l.Plan.CPUs, Memory: l.Plan.Memory, Overhead: overheadBytes})
 }
 
 // openFiles opens what the process finds in its root, and the taps.
 func (l *launch) openFiles(ctx context.Context) (err error) {
-	if err := l.dir.Remove(jail.EndFile, eventLog, restoreFile); err != nil {
+	if err := l.Dir.Remove(jail.EndFile, eventLog, restoreFile); err != nil {
 		return err
 	}
-	l.undo.Push(func(context.Context) error { return l.d.jail.RemoveSockets(l.plan.Dir) })
-	private, err := l.dir.Private(privateDir, l.uid)
-	if err != nil {
+	if err := l.OpenRoot(privateDir, rootPrivate); err != nil {
 		return err
 	}
-	l.root = append(l.root, proc.RootFile{At: rootPrivate, File: private})
-	if l.plan.Boot.Direct() && l.plan.Incoming == nil {
-		if err := os.Symlink(rootKernel, filepath.Join(l.plan.Dir, privateDir, kernelLink)); err != nil {
+	if l.Plan.Boot.Direct() && l.Plan.Incoming == nil {
+		if err := os.Symlink(rootKernel, filepath.Join(l.Plan.Dir, privateDir, kernelLink)); err != nil {
 			return fmt.Errorf("place the kernel: %w", err)
 		}
 	}
-	for _, f := range l.setup.files {
-		file, err := jail.OpenData(f.path, f.root, !f.readOnly)
-		if err != nil {
-			return err
-		}
-		l.root = append(l.root, proc.RootFile{At: f.at, File: file, ReadOnly: f.readOnly})
-	}
-	if l.plan.Incoming != nil {
+	if l.Plan.Incoming != nil {
 		if err := l.describe(); err != nil {
 			return err
 		}
 	}
-	l.taps, err = jail.OpenTaps(ctx, l.plan.NICs)
+	l.taps, err = jail.OpenTaps(ctx, l.Plan.NICs)
 	return err
 }
 
@@ -168,7 +124,7 @@ func (l *launch) describe() error {
 	if err != nil {
 		return err
 	}
-	path := filepath.Join(l.plan.Dir, restoreFile)
+	path := filepath.Join(l.Plan.Dir, restoreFile)
 	if err := os.WriteFile(path, text, 0o644); err != nil {
 		return fmt.Errorf("describe the machine: %w", err)
 	}
@@ -176,56 +132,49 @@ func (l *launch) describe() error {
 	if err != nil {
 		return err
 	}
-	l.root = append(l.root, proc.RootFile{At: restoreVM, File: file, ReadOnly: true})
+	l.Root = append(l.Root, proc.RootFile{At: restoreVM, File: file, ReadOnly: true})
 	return file.Chmod(0o644) // whatever the mask of this process is
 }
 
 // openLogs opens what the process inherits.
 func (l *launch) openLogs(context.Context) (err error) {
-	if l.console, err = jail.NewConsole(l.dir, consoleLog); err != nil {
+	if l.Console, err = jail.NewConsole(l.Dir, jail.ConsoleLog); err != nil {
 		return err
 	}
-	if l.events, err = l.dir.AppendTo(eventLog); err != nil {
+	if l.events, err = l.Dir.AppendTo(eventLog); err != nil {
 		return err
 	}
-	if l.log, err = l.dir.AppendTo(programLog); err != nil {
+	if l.log, err = l.Dir.AppendTo(programLog); err != nil {
 		return err
 	}
 	if l.logAt, err = l.log.Seek(0, io.SeekEnd); err != nil {
 		return err
 	}
-	l.api, err = l.dir.Listen(apiSocket)
+	l.api, err = l.Dir.Listen(apiSocket)
 	return err
 }
 
 func (l *launch) start(context.Context) (err error) {
-	files := []*os.File{l.console.End, l.api, l.events}
+	files := []*os.File{l.Console.End, l.api, l.events}
 	if l.memory != nil {
 		files = append(files, l.memory.File)
 	}
 	if l.linksDown() {
 		files = append(files, l.taps...)
 	}
-	l.proc, err = proc.Start(proc.Spec{
-		Path: l.program.path, Args: arguments(l.plan.ID), In: l.console.In, Out: l.console.Out, Err: l.log,
-		Files: files, User: &proc.User{UID: l.uid, GID: l.uid},
-		CgroupDir: l.cgroup.Dir, CgroupTasks: l.cgroup.Tasks, Isolated: true,
-		Root: &proc.Root{Files: l.root, Devices: []string{jail.KVMDevice, "/dev/null", "/dev/urandom"}, Folders: []string{rootSave}},
+	err = l.Start(proc.Spec{
+		Path: l.program.path, Args: arguments(l.Plan.ID), In: l.Console.In, Out: l.Console.Out, Err: l.log, Files: files,
+		Root: &proc.Root{Files: l.Root, Devices: []string{jail.KVMDevice, "/dev/null", "/dev/urandom"}, Folders: []string{rootSave}},
 	})
 	if err != nil {
 		return err
 	}
-	p := l.proc
-	l.undo.Push(func(ctx context.Context) error {
-		err := p.Kill(ctx)
-		return errors.Join(err, p.Close())
-	})
 	_ = l.api.Close() // while it is also open here, nobody sees the process hang up
 	l.api = nil
 	return nil
 }
 
-func (l *launch) linksDown() bool { return l.plan.Incoming != nil && l.plan.Incoming.LinksDown }
+func (l *launch) linksDown() bool { return l.Plan.Incoming != nil && l.Plan.Incoming.LinksDown }
 
 // arguments are those of the process. Everything else is told over its API.
 func arguments(id vm.ID) []string {
@@ -238,24 +187,24 @@ func arguments(id vm.ID) []string {
 // boot tells the process what its VM is. On return the guest's CPUs run, unless the plan says that the guest starts paused.
 func (l *launch) boot(ctx context.Context) error {
 	h := handle{
-		Driver: Name, Version: handleVersion, ID: l.plan.ID, PID: l.proc.PID(), Start: l.proc.StartTime(), UUID: jail.UUID(l.plan.ID), Dir: l.plan.Dir, UID: l.uid,
-		Program: l.program.version, Memory: l.plan.Memory, Huge: l.plan.Huge > 0, Resets: !l.plan.Boot.Direct(), Agent: l.plan.Agent != "", Cgroup: l.cgroup.Place,
+		Handle: l.Handle(Name, handleVersion), Program: l.program.version, Memory: l.Plan.Memory, Huge: l.Plan.Huge > 0, Resets: !l.Plan.Boot.Direct(), Agent: l.Plan.Agent != "",
 	}
-	for n := range l.plan.NICs {
-		at := carrier{Place: vm.PlaceOf(l.plan.NICs, n)}
+	for n := range l.Plan.NICs {
+		at := carrier{Place: vm.PlaceOf(l.Plan.NICs, n)}
 		if l.linksDown() {
 			at.FD = fdTaps + n
 		}
 		h.Links = append(h.Links, at)
 	}
-	i := newInstance(l.d, h, l.proc)
-	i.memory, l.memory = l.memory, nil
-	l.undo.Push(func(context.Context) error { i.memory.Release(); return nil })
-	var err error
-	if i.raw, err = h.encode(); err != nil {
+	raw, err := jail.Encode(&h)
+	if err != nil {
 		return err
 	}
-	if err := h.record(reasonNone); err != nil {
+	i := newInstance(l.d, h, raw, l.Proc)
+	if l.memory != nil {
+		i.Memory = l.memory
+	}
+	if err := h.Record(reasonNone); err != nil {
 		return err
 	}
 	wait, cancel := context.WithTimeout(ctx, l.d.cfg.LaunchTime)
@@ -263,14 +212,14 @@ func (l *launch) boot(ctx context.Context) error {
 	if err := l.begin(wait, i); err != nil {
 		return l.explain(ctx, err)
 	}
-	i.run(ctx)
-	l.inst = i
+	i.Supervise(ctx, i.supervise)
+	l.inst, l.memory = i, nil
 	return nil
 }
 
 // begin makes the machine, and lets its guest run.
 func (l *launch) begin(ctx context.Context, i *instance) error {
-	if l.plan.Incoming != nil {
+	if l.Plan.Incoming != nil {
 		return l.resume(ctx, i)
 	}
 	if err := i.call(ctx, "PUT", "vm.create", l.setup.VM, nil); err != nil {
@@ -281,7 +230,7 @@ func (l *launch) begin(ctx context.Context, i *instance) error {
 			return err
 		}
 	}
-	if i.unbooted = l.plan.Paused; i.unbooted {
+	if i.unbooted = l.Plan.Paused; i.unbooted {
 		return nil
 	}
 	return i.start(ctx)
@@ -302,8 +251,8 @@ func (l *launch) resume(ctx context.Context, i *instance) error {
 	if err := i.call(ctx, "PUT", "vm.resume", nil, nil); err != nil {
 		return err
 	}
-	for n, d := range l.plan.Disks {
-		if !slices.Contains(l.plan.Incoming.Grown, d.Serial) {
+	for n, d := range l.Plan.Disks {
+		if !slices.Contains(l.Plan.Incoming.Grown, d.Serial) {
 			continue
 		}
 		size, err := l.sizeOf(n)
@@ -319,7 +268,7 @@ func (l *launch) resume(ctx context.Context, i *instance) error {
 
 // sizeOf returns how large the disk with the number n is.
 func (l *launch) sizeOf(n int) (int64, error) {
-	for _, f := range l.root {
+	for _, f := range l.Root {
 		if f.At == l.setup.VM.Disks[n].Path {
 			size, err := f.File.Seek(0, io.SeekEnd)
 			if err != nil {
@@ -331,81 +280,24 @@ func (l *launch) sizeOf(n int) (int64, error) {
 	return 0, errdefs.New(errdefs.Internal, "disk %d is not in the root of the process", n)
 }
 
-// explain adds what the program wrote to its log if it died.
+// explain says why the program did not do what it was told.
 func (l *launch) explain(ctx context.Context, err error) error {
 	if refused, ok := errors.AsType[*apiError](err); ok {
-		return l.damaged(errdefs.New(errdefs.Internal, "%s", l.named(refused.Error())))
+		return l.Refused(refused)
 	}
-	if ctx.Err() != nil {
-		return err
-	}
-	wait, cancel := context.WithTimeout(ctx, time.Second) // it hung up, so its process ends soon
-	defer cancel()
-	exit, werr := l.proc.Wait(wait)
-	if werr != nil {
-		return err
-	}
-	last := lastLine(filepath.Join(l.plan.Dir, programLog), l.logAt)
-	if last == "" {
-		last = "it logged no message"
-	}
-	return l.damaged(errdefs.New(errdefs.Internal, "Cloud Hypervisor ended while it started, with code %d, signal %d: %s", exit.Code, exit.Signal, l.named(last)))
-}
-
-// damaged makes err, by which a process did not start, DataLoss if it should have resumed.
-func (l *launch) damaged(err error) error {
-	if l.plan.Incoming == nil {
-		return err
-	}
-	return errdefs.DataLossf("it does not resume from the saved state %s: %w", l.plan.Incoming.State, err)
-}
-
-// named replaces paths in the root of the process by those of the node.
-func (l *launch) named(s string) string {
-	var pairs []string
-	for _, f := range l.setup.files {
-		pairs = append(pairs, f.at, f.path)
-	}
-	return strings.NewReplacer(pairs...).Replace(s)
-}
-
-// lastLine returns the last line of a log after offset from, short enough for an error.
-func lastLine(path string, from int64) (last string) {
-	f, err := os.Open(path)
-	if err != nil {
-		return ""
-	}
-	defer f.Close()
-	end, err := f.Seek(0, io.SeekEnd)
-	if err != nil {
-		return ""
-	}
-	const most = 8192
-	data, err := io.ReadAll(io.NewSectionReader(f, max(from, end-most), most))
-	if err != nil {
-		return ""
-	}
-	for line := range strings.Lines(strings.ToValidUTF8(string(data), "")) {
-		if line = strings.TrimSpace(line); line != "" {
-			last = line
-		}
-	}
-	return last[:min(len(last), 500)]
+	return l.Explain(ctx, err, func() string {
+		return jail.LastLine(filepath.Join(l.Plan.Dir, programLog), l.logAt, func(string) bool { return false })
+	})
 }
 
 // release closes what only this launch needed, on success and on failure.
 func (l *launch) release() {
-	for _, f := range l.root {
-		_ = f.File.Close()
-	}
 	jail.CloseAll(append(l.taps, l.api, l.events, l.log))
-	l.console.Close()
-	l.cgroup.Close()
 	l.memory.Release()
 	if l.setup.Restore != nil {
-		_ = l.dir.Remove(restoreFile) // the process has it
+		_ = l.Dir.Remove(restoreFile) // the process has it
 	}
-	_ = l.dir.Close()
+	l.Release()
 }
 
 // unlinkKernel takes the kernel away from a guest that has it. A guest that resets then ends, and the program with it.

@@ -44,10 +44,8 @@ func pass(tap *os.File, packets bool) error {
 
 // SetLink implements hypervisor.Linker for the end of Incoming.LinksDown alone: the program cannot take the carrier of a guest.
 func (i *instance) SetLink(_ context.Context, place int, up bool) error {
-	select {
-	case <-i.proc.Done():
-		return i.endedError()
-	default:
+	if err := i.Alive(); err != nil {
+		return err
 	}
 	for _, l := range i.h.Links {
 		if l.Place != place {
@@ -59,12 +57,12 @@ func (i *instance) SetLink(_ context.Context, place int, up bool) error {
 		if l.FD == 0 {
 			return nil
 		}
-		tap, err := i.proc.Descriptor(l.FD)
+		tap, err := i.Proc.Descriptor(l.FD)
 		if err != nil {
-			return i.named(i.orEnded(err))
+			return i.Named(i.OrEnded(err))
 		}
 		defer tap.Close()
-		return i.named(pass(tap, true))
+		return i.Named(pass(tap, true))
 	}
 	return errdefs.NotFoundf("VM %s has no interface at place %d", i.h.ID, place)
 }

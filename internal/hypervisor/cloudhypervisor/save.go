@@ -57,7 +57,7 @@ func (i *instance) Save(ctx context.Context, p hypervisor.SavePlan) (hypervisor.
 	err := s.run(ctx)
 	jail.CloseAll([]*os.File{s.base, s.folder})
 	if err != nil {
-		return hypervisor.Saved{}, fmt.Errorf("save VM %s: %w", i.h.ID, i.orEnded(err))
+		return hypervisor.Saved{}, fmt.Errorf("save VM %s: %w", i.h.ID, i.OrEnded(err))
 	}
 	return hypervisor.Saved{Pause: s.pause, Method: methodStopped, Memory: s.written.Used, Delta: s.written.Delta, Machine: s.machine}, nil
 }
@@ -120,7 +120,7 @@ func (s *save) makeFolder(context.Context) error {
 	if err != nil {
 		return fmt.Errorf("make a folder for the state: %w", err)
 	}
-	if err := s.i.proc.Show(proc.RootFile{At: rootSave, File: s.folder}, proc.User{UID: s.i.h.UID, GID: s.i.h.UID}); err != nil {
+	if err := s.i.Proc.Show(proc.RootFile{At: rootSave, File: s.folder}, proc.User{UID: s.i.h.UID, GID: s.i.h.UID}); err != nil {
 		return err
 	}
 	if s.plan.Base != "" {
@@ -130,7 +130,7 @@ func (s *save) makeFolder(context.Context) error {
 }
 
 // clear takes the folder away from the process, and removes it.
-func (s *save) clear() error { return errors.Join(s.i.proc.Hide(rootSave), os.RemoveAll(s.dir)) }
+func (s *save) clear() error { return errors.Join(s.i.Proc.Hide(rootSave), os.RemoveAll(s.dir)) }
 
 func (s *save) stop(ctx context.Context) error {
 	s.began = time.Now()
@@ -148,7 +148,7 @@ func (s *save) write(ctx context.Context) error {
 		}
 	}
 	err := s.i.call(ctx, "PUT", "vm.snapshot", saveConfig{"file://" + rootSave}, nil)
-	return errors.Join(err, s.i.proc.Hide(rootSave))
+	return errors.Join(err, s.i.Proc.Hide(rootSave))
 }
 
 func (s *save) goOn(ctx context.Context) error {
@@ -246,12 +246,12 @@ func (s *save) takeState() error {
 func (s *save) abort(ctx context.Context) error {
 	ctx, cancel := context.WithTimeout(context.WithoutCancel(ctx), abortLimit)
 	defer cancel()
-	err := s.i.proc.Hide(rootSave)
+	err := s.i.Proc.Hide(rootSave)
 	if s.running {
 		err = errors.Join(err, s.i.Resume(ctx))
 	}
 	select {
-	case <-s.i.proc.Done():
+	case <-s.i.Proc.Done():
 		return nil
 	default:
 		return err

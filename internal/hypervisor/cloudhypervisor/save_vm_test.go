@@ -11,6 +11,8 @@ import (
 	"strings"
 	"testing"
 
+	"cocoonstack.io/cocoon/internal/hypervisor/jail"
+
 	"cocoonstack.io/cocoon/internal/errdefs"
 	"cocoonstack.io/cocoon/internal/hypervisor"
 	"cocoonstack.io/cocoon/internal/sparse"
@@ -35,7 +37,7 @@ func start(t *testing.T, d *Driver, p hypervisor.Plan) hypervisor.Instance {
 	}
 	t.Cleanup(func() {
 		if t.Failed() {
-			t.Logf("the log of the program: %s", lastLine(filepath.Join(p.Dir, programLog), 0))
+			t.Logf("the log of the program: %s", jail.LastLine(filepath.Join(p.Dir, programLog), 0, func(string) bool { return false }))
 		}
 		_ = i.Kill(context.Background())
 	})

@@ -10,9 +10,9 @@ import (
 	"io"
 	"net"
 	"net/http"
-	"strings"
 	"time"
-	"unicode"
+
+	"cocoonstack.io/cocoon/internal/hypervisor/jail"
 
 	"cocoonstack.io/cocoon/internal/errdefs"
 )
@@ -96,24 +96,9 @@ func refusal(method string, status int, text []byte) *apiError {
 	if json.Unmarshal(text, &fault) != nil || fault.Message == "" {
 		fault.Message = string(text)
 	}
-	why := oneLine(fault.Message)
+	why := jail.OneLine(fault.Message)
 	if why == "" {
 		why = fmt.Sprintf("status %d, and no reason", status)
 	}
 	return &apiError{method: method, why: why}
-}
-
-// maxLine is how much of what the program says is shown, in bytes.
-const maxLine = 500
-
-// oneLine makes what the program says fit to show.
-func oneLine(s string) string {
-	s = strings.Map(func(r rune) rune {
-		if !unicode.IsPrint(r) {
-			return ' '
-		}
-		return r
-	}, strings.ToValidUTF8(s, ""))
-	s = strings.Join(strings.Fields(s), " ")
-	return strings.ToValidUTF8(s[:min(len(s), maxLine)], "")
 }

@@ -6,6 +6,8 @@ import (
 	"strconv"
 	"strings"
 
+	"cocoonstack.io/cocoon/internal/hypervisor/jail"
+
 	"cocoonstack.io/cocoon/internal/errdefs"
 	"cocoonstack.io/cocoon/internal/hypervisor"
 	"cocoonstack.io/cocoon/internal/vm"
@@ -13,7 +15,6 @@ import (
 
 // Names of the files in Plan.Dir.
 const (
-	consoleLog = "console.log"
 	programLog = "firecracker.log"
 	errorLog   = "firecracker.err" // what it says when it cannot log
 
@@ -131,19 +132,11 @@ type request struct {
 	Body any    `json:"body"`
 }
 
-// rootFile is a file that the process finds at the path at.
-type rootFile struct {
-	at       string
-	path     string // on the node
-	root     string // the folder below which path has no symbolic links; "": path is the node's own
-	readOnly bool
-}
-
 // setup is all that the program is told before its guest runs, and what it needs in its root. Taps come between machine and last.
 type setup struct {
 	machine []request
 	last    []request
-	files   []rootFile
+	files   []jail.RootedFile
 }
 
 // build turns a plan into requests. It is pure: the same plan gives the same requests. memory is the path of the memory of saved state.
@@ -153,7 +146,7 @@ func build(p hypervisor.Plan, memory string) (setup, error) {
 	}
 	var s setup
 	for n, d := range p.Disks {
-		s.files = append(s.files, rootFile{at: diskPath(n), path: d.Path, root: d.Root, readOnly: d.ReadOnly})
+		s.files = append(s.files, jail.RootedFile{At: diskPath(n), Path: d.Path, Root: d.Root, ReadOnly: d.ReadOnly})
 	}
 	if p.Incoming != nil {
 		s.resume(p, memory)
@@ -168,7 +161,7 @@ func nicID(place int) string { return "net" + strconv.Itoa(place) }
 
 // resume makes the program load saved state. Drives and sockets are where they were when it was saved.
 func (s *setup) resume(p hypervisor.Plan, memory string) {
-	s.files = append(s.files, rootFile{at: rootState, path: p.Incoming.State, readOnly: true})
+	s.files = append(s.files, jail.RootedFile{At: rootState, Path: p.Incoming.State, ReadOnly: true})
 	load := loadConfig{State: rootState, Memory: memoryConfig{"File", memory}}
 	for n, nic := range p.NICs {
 		load.NICs = append(load.NICs, netOverride{nicID(vm.PlaceOf(p.NICs, n)), nic.Tap})
@@ -191,10 +184,10 @@ func (s *setup) boot(p hypervisor.Plan) error {
 	put("/machine-config", machineConfig{CPUs: p.CPUs, MiB: p.Memory >> 20})
 	args := []string{hypervisor.KernelArgs}
 	b := bootSource{Kernel: rootKernel}
-	s.files = append(s.files, rootFile{at: rootKernel, path: p.Boot.Kernel, readOnly: true})
+	s.files = append(s.files, jail.RootedFile{At: rootKernel, Path: p.Boot.Kernel, ReadOnly: true})
 	if p.Boot.Initrd != "" {
 		b.Initrd = rootInitrd
-		s.files = append(s.files, rootFile{at: rootInitrd, path: p.Boot.Initrd, readOnly: true})
+		s.files = append(s.files, jail.RootedFile{At: rootInitrd, Path: p.Boot.Initrd, ReadOnly: true})
 	}
 	if p.Boot.Cmdline != "" {
 		args = append(args, p.Boot.Cmdline)

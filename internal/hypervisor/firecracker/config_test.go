@@ -53,8 +53,8 @@ func TestGolden(t *testing.T) {
 				b.WriteString(r.Verb + " " + r.Path + " " + string(body) + "\n")
 			}
 			for _, f := range s.files {
-				b.WriteString(f.at + " <- " + f.path)
-				if f.readOnly {
+				b.WriteString(f.At + " <- " + f.Path)
+				if f.ReadOnly {
 					b.WriteString(" (read-only)")
 				}
 				b.WriteString("\n")
@@ -152,10 +152,10 @@ func TestVersion(t *testing.T) {
 
 func TestHandle(t *testing.T) {
 	h := handle{
-		Driver: Name, Version: handleVersion, ID: testID, PID: 7, Start: 8, UUID: jail.UUID(testID), Dir: "/run/vm/x", UID: 9, Memory: 1 << 20, Agent: true,
+		Handle: jail.Handle{Driver: Name, Version: handleVersion, ID: testID, PID: 7, Start: 8, UUID: jail.UUID(testID), Dir: "/run/vm/x", UID: 9}, Memory: 1 << 20, Agent: true,
 		Disks: []drive{{"a", true}}, Links: []tap{{1, "tap0", "/run/netns/x"}},
 	}
-	raw, err := h.encode()
+	raw, err := jail.Encode(&h)
 	if err != nil {
 		t.Fatal(err)
 	}
@@ -173,10 +173,10 @@ func TestHandle(t *testing.T) {
 func TestHandleOfTheFirstBuild(t *testing.T) {
 	const want = `{"driver":"firecracker","version":1,"id":"abcdefghijklmnopqrstuvwxyz","pid":4711,"start":99,"uuid":"UUID","dir":"/run/x","uid":1879048192,"memory":134217728,` +
 		`"agent":true,"disks":[{"serial":"cow"},{"serial":"l0","readOnly":true}],"links":[{"place":0,"name":"tap0","netns":"/run/netns/x"}]}`
-	raw, err := handle{
-		Driver: Name, Version: 1, ID: testID, PID: 4711, Start: 99, UUID: jail.UUID(testID), Dir: "/run/x", UID: 1879048192, Memory: 128 << 20, Agent: true,
+	raw, err := jail.Encode(&handle{
+		Handle: jail.Handle{Driver: Name, Version: 1, ID: testID, PID: 4711, Start: 99, UUID: jail.UUID(testID), Dir: "/run/x", UID: 1879048192}, Memory: 128 << 20, Agent: true,
 		Disks: []drive{{"cow", false}, {"l0", true}}, Links: []tap{{0, "tap0", "/run/netns/x"}},
-	}.encode()
+	})
 	if got := strings.Replace(string(raw), jail.UUID(testID), "UUID", 1); err != nil || got != want {
 		t.Errorf("%s, %v\nwant %s", got, err, want)
 	}
@@ -184,7 +184,9 @@ func TestHandleOfTheFirstBuild(t *testing.T) {
 
 // FuzzDecodeHandle: whatever a record has as a handle, it is refused as invalid, or is one of this driver that is complete.
 func FuzzDecodeHandle(f *testing.F) {
-	raw, err := handle{Driver: Name, Version: handleVersion, ID: testID, PID: 7, Start: 8, UUID: jail.UUID(testID), Dir: "/run/vm/x", UID: 9, Disks: []drive{{"a", true}}}.encode()
+	raw, err := jail.Encode(&handle{
+		Handle: jail.Handle{Driver: Name, Version: handleVersion, ID: testID, PID: 7, Start: 8, UUID: jail.UUID(testID), Dir: "/run/vm/x", UID: 9}, Disks: []drive{{"a", true}},
+	})
 	if err != nil {
 		f.Fatal(err)
 	}

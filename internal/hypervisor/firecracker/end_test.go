@@ -5,6 +5,8 @@ import (
 	"path/filepath"
 	"strings"
 	"testing"
+
+	"cocoonstack.io/cocoon/internal/hypervisor/jail"
 )
 
 const at = "2026-11-29T13:10:04.474674663 [8a0ed7a0:main] "
@@ -13,12 +15,12 @@ func TestReasonOf(t *testing.T) {
 	reset := at + "Unexpected exit reason on vcpu run: Shutdown\n" + at + "Vmm is stopping.\n" + at + "Killing vCPU threads\n" +
 		at + "RunWithApiError error: MicroVMStopped with an error: GenericError\n" + at + "Firecracker exiting with error. exit_code=1\n"
 	for name, c := range map[string]struct{ log, want string }{
-		"powered off": {at + "Vmm is stopping.\n" + at + "Firecracker exiting successfully. exit_code=0\n", reasonShutdown},
-		"reset":       {reset, reasonReset},
-		"reset soon":  {strings.Replace(reset, "with error. exit_code=1", "successfully. exit_code=0", 1), reasonReset},
+		"powered off": {at + "Vmm is stopping.\n" + at + "Firecracker exiting successfully. exit_code=0\n", jail.ReasonShutdown},
+		"reset":       {reset, jail.ReasonReset},
+		"reset soon":  {strings.Replace(reset, "with error. exit_code=1", "successfully. exit_code=0", 1), jail.ReasonReset},
 		"runs":        {at + "Successfully started microvm\n", ""},
 		"nothing":     {"", ""},
-		"cut":         {"\x00\x00\x00\x00" + reset + "\x00\x00", reasonReset},
+		"cut":         {"\x00\x00\x00\x00" + reset + "\x00\x00", jail.ReasonReset},
 		"other fault": {strings.Replace(reset, "Shutdown", "InternalError", 1), ""},
 		"crash":       {at + "Firecracker exiting with error. exit_code=148\n", ""},
 		"not the end": {at + "Firecracker exiting successfully. exit_code=0\n" + at + "something else\n", ""},
@@ -31,7 +33,7 @@ func TestReasonOf(t *testing.T) {
 
 func TestLastLine(t *testing.T) {
 	path := filepath.Join(t.TempDir(), "log")
-	if got := lastLine(path); got != "" {
+	if got := jail.LastLine(path, 0, isEnd); got != "" {
 		t.Errorf("no log: %q", got)
 	}
 	for text, want := range map[string]string{
@@ -40,7 +42,7 @@ func TestLastLine(t *testing.T) {
 		if err := os.WriteFile(path, []byte(text), 0o600); err != nil {
 			t.Fatal(err)
 		}
-		if got := lastLine(path); got != want {
+		if got := jail.LastLine(path, 0, isEnd); got != want {
 			t.Errorf("%.40q: %q", text, got)
 		}
 	}
@@ -53,7 +55,7 @@ func FuzzReasonOf(f *testing.F) {
 	f.Add([]byte("\x00\x00\n\r\n"))
 	f.Fuzz(func(t *testing.T, log []byte) {
 		switch got := reasonOf(log); got {
-		case "", reasonShutdown, reasonReset:
+		case "", jail.ReasonShutdown, jail.ReasonReset:
 		default:
 			t.Errorf("%q", got)
 		}

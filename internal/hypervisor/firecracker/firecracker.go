@@ -7,17 +7,15 @@ package firecracker
 
 import (
 	"context"
-	"errors"
 	"fmt"
 	"log/slog"
+	"net"
 	"os"
-	"os/exec"
 	"path/filepath"
 	"regexp"
 	"runtime"
 	"strconv"
 	"strings"
-	"sync"
 	"time"
 
 	"cocoonstack.io/cocoon/internal/errdefs"
@@ -78,15 +76,17 @@ type Driver struct {
 	jail   *jail.Jail
 	memory *savedmemory.Cache
 
-	mu    sync.Mutex
-	known program
+	facts jail.Program[facts]
 }
 
-// program is what is known of one file, as long as it is unchanged.
+// program is the program of the node.
 type program struct {
-	path    string
-	size    int64
-	mtime   time.Time
+	path string
+	facts
+}
+
+// facts are what a program says of itself.
+type facts struct {
 	version string
 	format  string // of saved state
 }
@@ -113,7 +113,7 @@ func New(cfg Config, log *slog.Logger) (*Driver, error) {
 	}
 	if err == nil {
 		d.jail, err = jail.New(jail.Config{
-			Users: users, Cgroup: cfg.Cgroup, LogLimit: cfg.LogLimit, Logs: []string{consoleLog, programLog, errorLog}, Private: privateDir, Mark: markOf,
+			Users: users, Cgroup: cfg.Cgroup, LogLimit: cfg.LogLimit, Logs: []string{jail.ConsoleLog, programLog, errorLog}, Private: privateDir, Mark: markOf,
 		}, d.log)
 	}
 	if err != nil {
@@ -183,52 +183,29 @@ func machineOf(p program) vm.Machine {
 
 // program finds the program and asks for its version.
 func (d *Driver) program(ctx context.Context) (program, error) {
-	path, err := exec.LookPath(d.cfg.Binary)
-	if err == nil {
-		path, err = filepath.Abs(path)
-	}
-	if err == nil {
-		path, err = filepath.EvalSymlinks(path)
-	}
+	path, err := jail.FindProgram(d.cfg.Binary, "Firecracker", "install the program from https://github.com/firecracker-microvm/firecracker/releases as /usr/local/bin/firecracker")
 	if err != nil {
-		return program{}, errdefs.Unavailablef("Firecracker is not installed (%w); install the program from https://github.com/firecracker-microvm/firecracker/releases as /usr/local/bin/firecracker", err)
+		return program{}, err
 	}
-	st, err := os.Stat(path)
-	if err != nil {
-		return program{}, errdefs.Unavailablef("look at Firecracker: %w", err)
-	}
-	p := program{path: path, size: st.Size(), mtime: st.ModTime()}
-	d.mu.Lock()
-	known := d.known
-	d.mu.Unlock()
-	if p.version, p.format = known.version, known.format; p == known {
-		return known, nil
-	}
-	if p.version, p.format, err = ask(ctx, path); err != nil {
-		return program{}, fmt.Errorf("ask %s for its version: %w", path, err)
-	}
-	d.mu.Lock()
-	d.known = p
-	d.mu.Unlock()
-	return p, nil
+	known, err := d.facts.Facts(ctx, path, ask)
+	return program{path, known}, err
 }
 
-func ask(ctx context.Context, path string) (version, format string, err error) {
-	for arg, of := range map[string]*string{"--version": &version, "--snapshot-version": &format} {
-		out, err := exec.CommandContext(ctx, path, arg).Output()
-		if ctx.Err() != nil {
-			return "", "", ctx.Err()
-		}
-		if err != nil {
-			return "", "", errdefs.Unavailablef("%s: %w", arg, err)
-		}
-		*of = string(out)
+func ask(ctx context.Context, path string) (f facts, err error) {
+	f.version, err = jail.Output(ctx, path, "--version")
+	if err == nil {
+		f.version, err = versionOf(f.version)
 	}
-	if version, err = versionOf(version); err != nil {
-		return "", "", err
+	if err == nil {
+		f.format, err = jail.Output(ctx, path, "--snapshot-version")
 	}
-	format, err = formatOf(format)
-	return version, format, err
+	if err == nil {
+		f.format, err = formatOf(f.format)
+	}
+	if err != nil {
+		return facts{}, fmt.Errorf("ask %s for its version: %w", path, err)
+	}
+	return f, nil
 }
 
 var (
@@ -278,12 +255,14 @@ func (d *Driver) Adopt(ctx context.Context, raw hypervisor.Handle) (hypervisor.I
 	if err != nil {
 		return nil, err
 	}
-	i, err := d.adopt(ctx, h)
+	p, err := d.jail.Open(h.Handle, marker(h.UUID), func() (net.Conn, error) {
+		return jail.DialPrivate(ctx, filepath.Join(h.Dir, privateDir), apiSocket, h.UID)
+	}, nil)
 	if err != nil {
-		return nil, fmt.Errorf("adopt VM %s: %w", h.ID, err)
+		return nil, err
 	}
-	i.raw = append(hypervisor.Handle(nil), raw...)
-	i.run(ctx)
+	i := newInstance(d, h, raw, p)
+	i.Supervise(ctx, i.supervise)
 	return i, nil
 }
 
@@ -294,16 +273,5 @@ func (d *Driver) LastExit(_ context.Context, raw hypervisor.Handle) (hypervisor.
 		return hypervisor.Exit{}, err
 	}
 	reason, err := h.lastReason()
-	if err != nil {
-		return hypervisor.Exit{}, fmt.Errorf("VM %s: %w", h.ID, err)
-	}
-	if reason == "" {
-		return hypervisor.Exit{}, errdefs.NotFoundf("the end of VM %s was not recorded", h.ID)
-	}
-	return ended(reason), nil
-}
-
-// joinClear is the error of a VM that has ended, with what could not be removed of it.
-func (d *Driver) joinClear(err error, h handle) error {
-	return errors.Join(err, d.jail.Clear(h.ID, h.Dir, h.Cgroup))
+	return h.LastExit(reason, err, jail.Ended)
 }

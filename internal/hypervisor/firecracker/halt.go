@@ -9,6 +9,8 @@ import (
 	"path/filepath"
 	"strings"
 	"time"
+
+	"cocoonstack.io/cocoon/internal/hypervisor/jail"
 )
 
 // A program in the guest that powers it off itself, past the agent, only halts it: its kernel says so, and then the CPUs stand still for ever, with their interrupts off. The
@@ -46,7 +48,7 @@ func (i *instance) over(ctx context.Context, h *halt) bool {
 		return false
 	}
 	if h.ran == "" {
-		if text, err := tail(path); err != nil || !saysHalted(text) {
+		if text, err := jail.Tail(path, 0); err != nil || !saysHalted(text) {
 			h.looks = -1
 			return false
 		}

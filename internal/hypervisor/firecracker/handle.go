@@ -1,13 +1,8 @@
 package firecracker
 
 import (
-	"encoding/json"
-	"fmt"
-
-	"cocoonstack.io/cocoon/internal/errdefs"
 	"cocoonstack.io/cocoon/internal/hypervisor"
 	"cocoonstack.io/cocoon/internal/hypervisor/jail"
-	"cocoonstack.io/cocoon/internal/vm"
 )
 
 // handleVersion increases when an older driver cannot adopt what a newer one started.
@@ -15,19 +10,12 @@ const handleVersion = 1
 
 // handle holds what is needed to find an instance again.
 type handle struct {
-	Driver  string      `json:"driver"`
-	Version int         `json:"version"`
-	ID      vm.ID       `json:"id"`
-	PID     int         `json:"pid"`
-	Start   uint64      `json:"start"` // start time of the process, clock ticks since boot
-	UUID    string      `json:"uuid"`  // in the name of the process
-	Dir     string      `json:"dir"`
-	UID     uint32      `json:"uid"`
-	Memory  int64       `json:"memory"`          // of the guest, bytes
-	Agent   bool        `json:"agent,omitempty"` // it has a channel for its agent
-	Disks   []drive     `json:"disks,omitempty"`
-	Links   []tap       `json:"links,omitempty"`
-	Cgroup  *jail.Place `json:"cgroup,omitempty"` // nil: the driver's own
+	jail.Handle
+
+	Memory int64   `json:"memory"`          // of the guest, bytes
+	Agent  bool    `json:"agent,omitempty"` // it has a channel for its agent
+	Disks  []drive `json:"disks,omitempty"`
+	Links  []tap   `json:"links,omitempty"`
 }
 
 // drive is a disk of a guest.
@@ -43,37 +31,14 @@ type tap struct {
 	NetNS string `json:"netns,omitempty"`
 }
 
-func (h handle) encode() (hypervisor.Handle, error) {
-	b, err := json.Marshal(h)
-	if err != nil {
-		return nil, fmt.Errorf("encode handle: %w", err)
-	}
-	return b, nil
-}
-
-func decodeHandle(b hypervisor.Handle) (handle, error) {
-	var h handle
-	if err := json.Unmarshal(b, &h); err != nil {
-		return handle{}, errdefs.Invalidf("handle %.60q is not a handle of the driver of Firecracker: %w", b, err)
-	}
-	switch {
-	case h.Driver != Name:
-		return handle{}, errdefs.Invalidf("handle is of driver %q, not of %s", h.Driver, Name)
-	case h.Version != handleVersion:
-		return handle{}, errdefs.Invalidf("handle has version %d; this driver knows %d", h.Version, handleVersion)
-	case h.PID <= 1 || h.ID == "" || h.Dir == "" || h.UUID != jail.UUID(h.ID):
-		return handle{}, errdefs.Invalidf("handle %.200q is incomplete", b)
-	}
-	return h, nil
-}
-
-func (h handle) record(reason string) error {
-	return jail.End{PID: h.PID, Start: h.Start, Reason: reason}.Write(h.Dir)
+func decodeHandle(b hypervisor.Handle) (h handle, err error) {
+	err = jail.Decode(b, &h, Name, handleVersion)
+	return h, err
 }
 
 // lastReason returns why the guest of a process that has ended ended, "" if nobody knows.
 func (h handle) lastReason() (string, error) {
-	reason, err := jail.ReadEnd(h.Dir, h.PID, h.Start)
+	reason, err := h.Recorded()
 	if err != nil || reason != reasonNone {
 		return reason, err
 	}

@@ -10,6 +10,8 @@ import (
 	"strings"
 	"testing"
 
+	"cocoonstack.io/cocoon/internal/hypervisor/jail"
+
 	"cocoonstack.io/cocoon/internal/errdefs"
 	"cocoonstack.io/cocoon/internal/hypervisor"
 	"cocoonstack.io/cocoon/internal/testkit/jailtest"
@@ -131,13 +133,13 @@ func TestReapLoan(t *testing.T) {
 	ns := bridged(t, 1)
 	p := a.Plan(t)
 	p.NICs = []vm.NIC{{Tap: "tap0", NetNS: "/run/netns/" + ns, MAC: "02:00:00:00:00:40"}}
-	l := &launch{d: d, plan: p}
-	for _, step := range []func(context.Context) error{l.compose, l.takeUser, l.makeCgroup, l.openFiles, l.openLogs, l.start} {
+	l := &launch{Rooted: jail.Rooted{Launch: jail.Launch{Jail: d.jail, Plan: p}}, d: d}
+	for _, step := range []func(context.Context) error{l.compose, l.TakeUser, l.makeCgroup, l.openFiles, l.openLogs, l.start} {
 		if err := step(t.Context()); err != nil {
 			t.Fatal(err)
 		}
 	}
-	there, err := os.Open(fmt.Sprintf("/proc/%d/ns/net", l.proc.PID()))
+	there, err := os.Open(fmt.Sprintf("/proc/%d/ns/net", l.Proc.PID()))
 	if err != nil {
 		t.Fatal(err)
 	}
@@ -145,7 +147,7 @@ func TestReapLoan(t *testing.T) {
 	if err != nil {
 		t.Fatal(err)
 	}
-	_, _, _ = loan.home.Close(), there.Close(), l.proc.Close() // the daemon dies
+	_, _, _ = loan.home.Close(), there.Close(), l.Proc.Close() // the daemon dies
 	l.release()
 	if err := testDriver(t).Reap(t.Context(), p.ID, p.Dir); err != nil {
 		t.Fatal(err)

@@ -44,7 +44,7 @@ func (i *instance) Save(ctx context.Context, p hypervisor.SavePlan) (hypervisor.
 	err := s.run(ctx)
 	jail.CloseAll([]*os.File{s.base})
 	if err != nil {
-		err = errors.Join(i.orEnded(err), s.discard())
+		err = errors.Join(i.OrEnded(err), s.discard())
 		return hypervisor.Saved{}, fmt.Errorf("save VM %s: %w", i.h.ID, err)
 	}
 	return hypervisor.Saved{Pause: s.pause, Method: methodStopped, Memory: s.written.Used, Delta: s.written.Delta, Machine: s.machine}, nil
@@ -102,7 +102,7 @@ func (s *save) makeFiles(context.Context) error {
 			return fmt.Errorf("make a file for the state: %w", err)
 		}
 		*f.of = file
-		if err := s.i.proc.Show(proc.RootFile{At: f.at, File: file}, proc.User{UID: s.i.h.UID, GID: s.i.h.UID}); err != nil {
+		if err := s.i.Proc.Show(proc.RootFile{At: f.at, File: file}, proc.User{UID: s.i.h.UID, GID: s.i.h.UID}); err != nil {
 			return err
 		}
 	}
@@ -137,7 +137,7 @@ func (s *save) write(ctx context.Context) error {
 
 // hide takes the files away from the process.
 func (s *save) hide() error {
-	return errors.Join(s.i.proc.Hide(rootSavedState), s.i.proc.Hide(rootSavedMemory))
+	return errors.Join(s.i.Proc.Hide(rootSavedState), s.i.Proc.Hide(rootSavedMemory))
 }
 
 func (s *save) goOn(ctx context.Context) error {
@@ -178,7 +178,7 @@ func (s *save) abort(ctx context.Context) error {
 		err = errors.Join(err, s.i.Resume(ctx))
 	}
 	select {
-	case <-s.i.proc.Done():
+	case <-s.i.Proc.Done():
 		return nil
 	default:
 		return err

@@ -22,26 +22,26 @@ import (
 
 // lend runs attach while the taps of the plan are in the network namespace of the process. However it ends, the taps that still exist are back.
 func (l *launch) lend(ctx context.Context, attach func() error) (err error) {
-	if len(l.plan.NICs) == 0 {
+	if len(l.Plan.NICs) == 0 {
 		return attach()
 	}
-	if err := free(ctx, l.plan.NICs); err != nil {
+	if err := free(ctx, l.Plan.NICs); err != nil {
 		return err
 	}
-	there, err := os.Open(fmt.Sprintf("/proc/%d/ns/net", l.proc.PID()))
+	there, err := os.Open(fmt.Sprintf("/proc/%d/ns/net", l.Proc.PID()))
 	if err != nil {
 		return fmt.Errorf("open the network namespace of the process: %w", err)
 	}
 	defer there.Close()
-	if err := l.proc.Signal(0); err != nil { // it has the namespace still, so it is its own
+	if err := l.Proc.Signal(0); err != nil { // it has the namespace still, so it is its own
 		return fmt.Errorf("open the network namespace of the process: %w", err)
 	}
-	for _, nic := range l.plan.NICs {
+	for _, nic := range l.Plan.NICs {
 		loan, err := lendTap(nic, there)
 		if err != nil {
 			return err
 		}
-		if in := l.plan.Incoming; in != nil && in.LinksDown {
+		if in := l.Plan.Incoming; in != nil && in.LinksDown {
 			loan.was.up = false // so that no packet passes until SetLink
 		}
 		defer func() { err = errors.Join(err, loan.back()) }()
@@ -160,10 +160,8 @@ func (t tap) open() error {
 
 // SetLink implements hypervisor.Linker for the end of Incoming.LinksDown alone, which is a matter of the tap: the program cannot take the carrier of a guest.
 func (i *instance) SetLink(_ context.Context, place int, up bool) error {
-	select {
-	case <-i.proc.Done():
-		return i.endedError()
-	default:
+	if err := i.Alive(); err != nil {
+		return err
 	}
 	for _, t := range i.h.Links {
 		if t.Place != place {
@@ -172,7 +170,7 @@ func (i *instance) SetLink(_ context.Context, place int, up bool) error {
 		if !up {
 			return errdefs.Unsupportedf("VM %s: Firecracker cannot take the carrier of an interface; run the VM with the driver qemu", i.h.ID)
 		}
-		return i.named(t.open())
+		return i.Named(t.open())
 	}
 	return errdefs.NotFoundf("VM %s has no interface at place %d", i.h.ID, place)
 }

@@ -189,9 +189,9 @@ func start(t *testing.T, d *Driver, p hypervisor.Plan) hypervisor.Instance {
 	}
 	t.Cleanup(func() {
 		if t.Failed() {
-			text, _ := tail(filepath.Join(p.Dir, programLog))
+			text, _ := jail.Tail(filepath.Join(p.Dir, programLog), 0)
 			t.Logf("the log of the program:\n%s", text)
-			text, _ = tail(filepath.Join(p.Dir, consoleLog))
+			text, _ = jail.Tail(filepath.Join(p.Dir, jail.ConsoleLog), 0)
 			t.Logf("the console:\n%s", text)
 		}
 		_ = i.Kill(context.Background())

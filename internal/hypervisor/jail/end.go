@@ -8,16 +8,28 @@ import (
 	"path/filepath"
 
 	"cocoonstack.io/cocoon/internal/errdefs"
+	"cocoonstack.io/cocoon/internal/hypervisor"
 )
 
 // EndFile records, in the runtime folder, how the guest ended. It is written before the process may end.
 const EndFile = "exit.json"
 
+// The reasons of an end that the guest itself caused, as QEMU calls them.
+const (
+	ReasonShutdown = "guest-shutdown"
+	ReasonReset    = "guest-reset"
+)
+
+// Ended translates a reason into an Exit of the contract.
+func Ended(reason string) hypervisor.Exit {
+	return hypervisor.Exit{GuestShutdown: reason == ReasonShutdown, GuestReset: reason == ReasonReset, Code: -1}
+}
+
 // End is the content of EndFile. Pid and start time bind it to one run.
 type End struct {
 	PID    int    `json:"pid"`
 	Start  uint64 `json:"start"`
-	Reason string `json:"reason"` // the hypervisor's term
+	Reason string `json:"reason"` // ReasonShutdown, ReasonReset, or a term of the driver
 }
 
 // Write records the end in the runtime folder dir.

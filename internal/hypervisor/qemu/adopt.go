@@ -2,13 +2,10 @@ package qemu
 
 import (
 	"context"
-	"errors"
-	"fmt"
+	"net"
 
-	"cocoonstack.io/cocoon/internal/errdefs"
 	"cocoonstack.io/cocoon/internal/hypervisor"
 	"cocoonstack.io/cocoon/internal/hypervisor/jail"
-	"cocoonstack.io/cocoon/internal/proc"
 	"cocoonstack.io/cocoon/internal/vm"
 )
 
@@ -22,31 +19,16 @@ func (d *Driver) Adopt(ctx context.Context, raw hypervisor.Handle) (hypervisor.I
 	if err != nil {
 		return nil, err
 	}
-	p, err := proc.Open(h.PID, h.Start, h.UUID)
+	p, err := d.jail.Open(h.Handle, h.UUID, func() (net.Conn, error) { return jail.Dial(ctx, h.Dir, qmpSocket) }, func() error { return endServers(ctx, h) })
 	if err != nil {
-		if errdefs.IsNotFound(err) && !answers(ctx, h.Dir) {
-			err = errors.Join(err, endServers(ctx, h), d.jail.Clear(h.ID, h.Dir, h.Cgroup))
-		}
-		return nil, fmt.Errorf("adopt VM %s: %w", h.ID, err)
+		return nil, err
 	}
-	d.jail.Users.Hold(h.UID)
-	i := newInstance(d, h, p)
-	i.raw = append(hypervisor.Handle(nil), raw...)
+	i := newInstance(d, h, raw, p)
 	if i.shares, err = openServers(h); err != nil {
 		i.lost <- err.Error() // the instance ends at once, and says why
 	}
 	i.run(ctx, nil)
 	return i, nil
-}
-
-// answers reports whether a later run of the VM listens in dir. If so, the files there do not belong to the ended run.
-func answers(ctx context.Context, dir string) bool {
-	conn, err := jail.Dial(ctx, dir, qmpSocket)
-	if err != nil {
-		return false
-	}
-	_ = conn.Close()
-	return true
 }
 
 // LastExit implements hypervisor.ExitTeller.
@@ -55,14 +37,8 @@ func (d *Driver) LastExit(_ context.Context, raw hypervisor.Handle) (hypervisor.
 	if err != nil {
 		return hypervisor.Exit{}, err
 	}
-	reason, err := jail.ReadEnd(h.Dir, h.PID, h.Start)
-	if err != nil {
-		return hypervisor.Exit{}, fmt.Errorf("VM %s: %w", h.ID, err)
-	}
-	if reason == "" {
-		return hypervisor.Exit{}, errdefs.NotFoundf("the end of VM %s was not recorded", h.ID)
-	}
-	return ended(reason), nil
+	reason, err := h.Recorded()
+	return h.LastExit(reason, err, ended)
 }
 
 // Reap implements hypervisor.Driver.

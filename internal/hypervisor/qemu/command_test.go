@@ -377,8 +377,8 @@ func TestLastMessage(t *testing.T) {
 }
 
 func FuzzDecodeHandle(f *testing.F) {
-	h := handle{Driver: Name, Version: handleVersion, ID: "abc", PID: 77, Start: 5, UUID: jail.UUID("abc"), Dir: "/x", UID: 1}
-	good, err := h.encode()
+	h := handle{Handle: jail.Handle{Driver: Name, Version: handleVersion, ID: "abc", PID: 77, Start: 5, UUID: jail.UUID("abc"), Dir: "/x", UID: 1}}
+	good, err := jail.Encode(&h)
 	if err != nil {
 		f.Fatal(err)
 	}

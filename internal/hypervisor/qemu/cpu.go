@@ -3,9 +3,10 @@ package qemu
 import (
 	"context"
 	"fmt"
-	"os/exec"
 	"slices"
 	"strings"
+
+	"cocoonstack.io/cocoon/internal/hypervisor/jail"
 	_ "time/tzdata" // for the clocks of guests, on a host without time zones
 
 	"cocoonstack.io/cocoon/internal/errdefs"
@@ -17,11 +18,11 @@ import (
 type cpuFacts struct{ models, features map[string]bool }
 
 func askCPUs(ctx context.Context, bin string) (*cpuFacts, error) {
-	out, err := exec.CommandContext(ctx, bin, "-cpu", "help").Output()
+	out, err := jail.Output(ctx, bin, "-cpu", "help")
 	if err != nil {
-		return nil, errdefs.Unavailablef("ask %s for its CPUs: %w", bin, err)
+		return nil, fmt.Errorf("ask %s: %w", bin, err)
 	}
-	return parseCPUs(string(out)), nil
+	return parseCPUs(out), nil
 }
 
 // parseCPUs reads a list of models, one a line, and after it one of features. Before the models, older versions have the word x86.
@@ -88,7 +89,7 @@ func (l *launch) look(ctx context.Context, c *qmp.Client) error {
 	if _, err := status(ctx, c); err != nil {
 		return err
 	}
-	want := l.plan.CPU
+	want := l.Plan.CPU
 	if want.Model == "" && len(want.Features) == 0 {
 		return nil
 	}

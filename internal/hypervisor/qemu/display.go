@@ -60,7 +60,7 @@ func (i *instance) OpenDisplay(ctx context.Context) (net.Conn, error) {
 	if err != nil {
 		_ = ours.Close()
 		cleanUp(ctx, c, "closefd", props{"fdname": name})
-		return nil, fmt.Errorf("VM %s: connect to its screen: %w", i.h.ID, i.orEnded(err))
+		return nil, fmt.Errorf("VM %s: connect to its screen: %w", i.h.ID, i.OrEnded(err))
 	}
 	return ours, nil
 }
@@ -75,11 +75,11 @@ func (i *instance) Screenshot(ctx context.Context, wake bool) ([]byte, error) {
 	c, err := i.connected(ctx)
 	var png []byte
 	if err == nil && wake {
-		err = i.orEnded(nudge(ctx, c))
+		err = i.OrEnded(nudge(ctx, c))
 	}
 	if err == nil {
 		png, err = screendump(ctx, c)
-		err = i.orEnded(err)
+		err = i.OrEnded(err)
 	}
 	if err != nil {
 		return nil, fmt.Errorf("screenshot of VM %s: %w", i.h.ID, err)

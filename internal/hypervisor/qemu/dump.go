@@ -28,7 +28,7 @@ const dumpBuffer = 1 << 20
 // any more: a daemon that is killed leaves a guest that runs.
 func (i *instance) DumpMemory(ctx context.Context, w io.Writer) error {
 	if err := i.dump(ctx, w); err != nil {
-		return fmt.Errorf("dump the memory of VM %s: %w", i.h.ID, i.orEnded(err))
+		return fmt.Errorf("dump the memory of VM %s: %w", i.h.ID, i.OrEnded(err))
 	}
 	return nil
 }

@@ -15,7 +15,7 @@ import (
 func (i *instance) FlattenDisk(ctx context.Context, serial string, base *vm.Disk) error {
 	c, err := i.connected(ctx)
 	if err == nil {
-		err = i.orEnded(i.flatten(ctx, c, serial, base))
+		err = i.OrEnded(i.flatten(ctx, c, serial, base))
 	}
 	if err != nil {
 		return fmt.Errorf("flatten disk %s of VM %s: %w", serial, i.h.ID, err)

@@ -14,7 +14,7 @@ import (
 func (i *instance) GrowDisk(ctx context.Context, serial string, size int64) error {
 	c, err := i.connected(ctx)
 	if err == nil {
-		err = i.orEnded(i.grow(ctx, c, serial, size))
+		err = i.OrEnded(i.grow(ctx, c, serial, size))
 	}
 	if err != nil {
 		return fmt.Errorf("tell the guest of VM %s that disk %s has grown: %w", i.h.ID, serial, err)
@@ -51,9 +51,9 @@ func resizeNode(ctx context.Context, c *qmp.Client, node string, size int64) err
 
 // tellGrown tells a resumed guest about disks that are larger than it knows. QEMU has just read their sizes from their files.
 func (l *launch) tellGrown(ctx context.Context, c *qmp.Client) error {
-	fixed, plugged := split(l.plan.Disks)
+	fixed, plugged := split(l.Plan.Disks)
 	tell := func(d vm.Disk, node string) error {
-		if !slices.Contains(l.plan.Incoming.Grown, d.Serial) || d.ReadOnly {
+		if !slices.Contains(l.Plan.Incoming.Grown, d.Serial) || d.ReadOnly {
 			return nil
 		}
 		n, err := imageOf(ctx, c, node)

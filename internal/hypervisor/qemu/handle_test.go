@@ -18,7 +18,7 @@ func TestHandleOfTheFirstBuild(t *testing.T) {
 	if h.PID != 4711 || h.Start != 99 || h.UID != 1879048192 || h.ID != id {
 		t.Errorf("%+v", h)
 	}
-	again, err := h.encode()
+	again, err := jail.Encode(&h)
 	if err != nil {
 		t.Fatal(err)
 	}

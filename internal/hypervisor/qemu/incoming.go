@@ -22,7 +22,7 @@ func (l *launch) goOn(ctx context.Context, i *instance, c *qmp.Client) error {
 	if err := capabilities(ctx, c, map[string]bool{"events": true}); err != nil {
 		return err
 	}
-	if l.plan.Incoming.LinksDown {
+	if l.Plan.Incoming.LinksDown {
 		// On behalf of the guest QEMU announces the saved VM's addresses. Without carrier no host receives that, so it is done
 		// once instead of five times. With zero rounds QEMU 7.2 crashes when the guest resets the NIC, because its announce
 		// timer does not exist.
@@ -48,19 +48,19 @@ func (l *launch) goOn(ctx context.Context, i *instance, c *qmp.Client) error {
 			}
 			return l.tellGrown(ctx, c)
 		case "failed":
-			return errdefs.DataLossf("QEMU rejects the saved state %s", l.plan.Incoming.State)
+			return errdefs.DataLossf("QEMU rejects the saved state %s", l.Plan.Incoming.State)
 		}
 	}
 }
 
 // setLinks gives the NICs their links before the guest's CPUs run.
 func (l *launch) setLinks(ctx context.Context, c *qmp.Client) error {
-	for n, nic := range l.plan.NICs {
-		down := nic.LinkDown || l.plan.Incoming != nil && l.plan.Incoming.LinksDown
-		if !down && l.plan.Incoming == nil { // it is up
+	for n, nic := range l.Plan.NICs {
+		down := nic.LinkDown || l.Plan.Incoming != nil && l.Plan.Incoming.LinksDown
+		if !down && l.Plan.Incoming == nil { // it is up
 			continue
 		}
-		if err := setLink(ctx, c, vm.PlaceOf(l.plan.NICs, n), !down); err != nil {
+		if err := setLink(ctx, c, vm.PlaceOf(l.Plan.NICs, n), !down); err != nil {
 			return err
 		}
 	}

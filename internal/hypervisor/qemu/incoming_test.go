@@ -1,13 +1,16 @@
 package qemu
 
 import (
+	"context"
+	"errors"
 	"log/slog"
 	"os"
 	"path/filepath"
 	"testing"
 	"time"
 
-	"cocoonstack.io/cocoon/internal/errdefs"
+	"cocoonstack.io/cocoon/internal/hypervisor/jail"
+
 	"cocoonstack.io/cocoon/internal/hypervisor"
 	"cocoonstack.io/cocoon/internal/vm"
 )
@@ -23,25 +26,26 @@ func TestLoadHasNoLimit(t *testing.T) {
 	if err != nil {
 		t.Fatal(err)
 	}
-	st, err := os.Stat(bin)
-	if err != nil {
-		t.Fatal(err)
-	}
 	for _, alone := range []bool{true, false} {
 		d, err := New(Config{Binary: bin, LaunchTime: time.Nanosecond}, slog.New(slog.DiscardHandler))
 		if err != nil {
 			t.Fatal(err)
 		}
-		d.facts = factsCache{path: bin, size: st.Size(), mtime: st.ModTime(), value: binaryFacts{version: "7.2.22", machine: "pc-q35-7.2"}}
+		_, err = d.facts.Facts(t.Context(), bin, func(context.Context, string) (binaryFacts, error) {
+			return binaryFacts{version: "7.2.22", machine: "pc-q35-7.2"}, nil
+		})
+		if err != nil {
+			t.Fatal(err)
+		}
 		p := ociPlan()
 		p.Dir, p.Memory, p.NICs, p.Accel = t.TempDir(), 12<<20, nil, vm.AccelTCG
 		p.Incoming = &hypervisor.Incoming{State: "/none", Memory: memory, Alone: alone}
-		l := &launch{d: d, plan: p}
-		if err := l.run(t.Context()); !errdefs.IsFailedPrecondition(err) || l.memory == nil { // the disks do not exist
+		l := &launch{Launch: jail.Launch{Jail: d.jail, Plan: p}, d: d}
+		if err := l.run(t.Context()); !errors.Is(err, context.DeadlineExceeded) || l.memory == nil {
 			t.Errorf("alone %v: %v, memory %v", alone, err, l.memory)
 		}
 		l.release()
-		if err := l.undo.Run(t.Context()); err != nil {
+		if err := l.Undo.Run(t.Context()); err != nil {
 			t.Error(err)
 		}
 	}

@@ -3,11 +3,9 @@ package qemu
 import (
 	"context"
 	"encoding/json"
-	"errors"
 	"fmt"
 	"io"
 	"net"
-	"path/filepath"
 	"sync"
 	"time"
 
@@ -17,36 +15,27 @@ import (
 	"cocoonstack.io/cocoon/internal/hypervisor"
 	"cocoonstack.io/cocoon/internal/hypervisor/jail"
 	"cocoonstack.io/cocoon/internal/hypervisor/qemu/qmp"
-	"cocoonstack.io/cocoon/internal/hypervisor/savedmemory"
 	"cocoonstack.io/cocoon/internal/proc"
 )
 
 // instance is one running VM. Two goroutines serve it: one supervises, one reads QMP.
 type instance struct {
-	d    *Driver
-	h    handle
-	raw  hypervisor.Handle
-	proc *proc.Process
+	*jail.Life
+
+	d *Driver
+	h handle
 
 	shares servers
 	lost   chan string // passes why the VM cannot go on, from those who watch its servers to the supervisor
 
-	memory *savedmemory.Memory // saved memory from which the guest resumed; nil if it booted or if this is unknown
-
-	life     context.Context // ends with Close; set by run
-	close    context.CancelFunc
-	finished chan struct{} // closed when supervision has stopped
-	gone     chan struct{} // closed when the process has ended and its resources are removed
-	shutdown chan string   // passes the reason of a SHUTDOWN event from the QMP reader to the supervisor
+	shutdown chan string // passes the reason of a SHUTDOWN event from the QMP reader to the supervisor
 
 	mu      sync.Mutex
 	client  *qmp.Client   // nil while not connected
 	changed chan struct{} // closed and replaced when client changes
 	reason  string        // why the guest ended, "" if it has not
 	again   time.Time     // until then, a guest that powers itself off starts again
-	exit    hypervisor.Exit
-	cleanup error // error of removing the resources
-	console bool  // the console is open
+	cause   string        // why it was ended from outside
 	guest   net.Conn
 
 	earsMu sync.Mutex // separate from mu, which is held during a connect
@@ -70,38 +59,17 @@ var (
 	_ hypervisor.Resizer       = (*instance)(nil)
 )
 
-func newInstance(d *Driver, h handle, p *proc.Process) *instance {
+func newInstance(d *Driver, h handle, raw hypervisor.Handle, p *proc.Process) *instance {
 	return &instance{
-		d: d, h: h, proc: p,
-		finished: make(chan struct{}), gone: make(chan struct{}), shutdown: make(chan string, 1), lost: make(chan string, 1), changed: make(chan struct{}),
+		Life: d.jail.NewLife(h.Handle, raw, p), d: d, h: h,
+		shutdown: make(chan string, 1), lost: make(chan string, 1), changed: make(chan struct{}),
 	}
-}
-
-func (i *instance) encode() (err error) {
-	i.raw, err = i.h.encode()
-	return err
 }
 
 // run starts supervision, which outlives ctx. client may be nil; then supervision connects first.
 func (i *instance) run(ctx context.Context, client *qmp.Client) {
-	life, cancel := context.WithCancel(context.WithoutCancel(ctx))
-	i.life, i.close = life, cancel
-	i.d.jail.Logs.Add(i.h.Dir)
 	i.watchServers()
-	go i.supervise(life, client)
-}
-
-// Handle implements hypervisor.Instance.
-func (i *instance) Handle() hypervisor.Handle { return append(hypervisor.Handle(nil), i.raw...) }
-
-// PID implements hypervisor.Instance.
-func (i *instance) PID() int {
-	select {
-	case <-i.gone:
-		return 0
-	default:
-		return i.h.PID
-	}
+	i.Supervise(ctx, func(ctx context.Context) { i.supervise(ctx, client) })
 }
 
 // State implements hypervisor.Instance.
@@ -112,7 +80,7 @@ func (i *instance) State(ctx context.Context) (hypervisor.RunState, error) {
 	}
 	s, err := status(ctx, c)
 	if err != nil {
-		return "", i.orEnded(err)
+		return "", i.OrEnded(err)
 	}
 	switch s {
 	case "running":
@@ -131,26 +99,6 @@ func status(ctx context.Context, c *qmp.Client) (string, error) {
 	return s.Status, err
 }
 
-// endTime is how long after its sockets a process may end that is killed.
-const endTime = time.Second
-
-// orEnded turns the loss of the connection into NotFound if the process has ended, or ends now.
-func (i *instance) orEnded(err error) error {
-	if !errdefs.IsUnavailable(err) {
-		return err
-	}
-	t := time.NewTimer(endTime)
-	defer t.Stop()
-	select {
-	case <-i.proc.Done():
-		return i.endedError()
-	case <-t.C:
-		return err
-	}
-}
-
-func (i *instance) endedError() error { return errdefs.NotFoundf("VM %s has ended", i.h.ID) }
-
 // Shutdown implements hypervisor.Instance.
 func (i *instance) Shutdown(ctx context.Context) error { return i.command(ctx, "system_powerdown") }
 
@@ -161,101 +109,25 @@ func (i *instance) Pause(ctx context.Context) error { return i.command(ctx, "sto
 func (i *instance) Resume(ctx context.Context) error {
 	c, err := i.connected(ctx)
 	if err == nil {
-		err = i.orEnded(i.settle(ctx, c))
+		err = i.OrEnded(i.settle(ctx, c))
 	}
 	if err == nil {
-		err = i.orEnded(cont(ctx, c))
+		err = i.OrEnded(cont(ctx, c))
 	}
-	if err != nil {
-		return fmt.Errorf("VM %s: %w", i.h.ID, err)
-	}
-	return nil
+	return i.Named(err)
 }
 
 func (i *instance) command(ctx context.Context, name string) error {
 	c, err := i.connected(ctx)
 	if err == nil {
-		err = i.orEnded(c.Execute(ctx, name, nil, nil))
+		err = i.OrEnded(c.Execute(ctx, name, nil, nil))
 	}
-	if err != nil {
-		return fmt.Errorf("VM %s: %w", i.h.ID, err)
-	}
-	return nil
+	return i.Named(err)
 }
-
-// Kill implements hypervisor.Instance.
-func (i *instance) Kill(ctx context.Context) error {
-	select {
-	case <-i.gone:
-		return i.cleanup
-	default:
-	}
-	if err := i.proc.Kill(ctx); err != nil {
-		return fmt.Errorf("kill VM %s: %w", i.h.ID, err)
-	}
-	select {
-	case <-i.gone:
-		return i.cleanup
-	case <-ctx.Done():
-		return fmt.Errorf("kill VM %s: %w", i.h.ID, ctx.Err())
-	}
-}
-
-// Wait implements hypervisor.Instance.
-func (i *instance) Wait(ctx context.Context) (hypervisor.Exit, error) {
-	select {
-	case <-i.gone:
-		return i.exit, nil
-	default:
-	}
-	select {
-	case <-i.gone:
-		return i.exit, nil
-	case <-i.life.Done():
-		return hypervisor.Exit{Code: -1}, errdefs.Preconditionf("wait for VM %s: the instance was closed", i.h.ID)
-	case <-ctx.Done():
-		return hypervisor.Exit{Code: -1}, ctx.Err()
-	}
-}
-
-// Close implements hypervisor.Instance.
-func (i *instance) Close() error {
-	i.close()
-	<-i.finished
-	return nil
-}
-
-// ConsoleLog implements hypervisor.ConsoleOpener.
-func (i *instance) ConsoleLog() string { return filepath.Join(i.h.Dir, consoleLog) }
 
 // OpenConsole implements hypervisor.ConsoleOpener.
 func (i *instance) OpenConsole(ctx context.Context) (io.ReadWriteCloser, error) {
-	i.mu.Lock()
-	defer i.mu.Unlock()
-	if i.console {
-		return nil, errdefs.Conflictf("the console of VM %s is already open; it has room for one", i.h.ID)
-	}
-	conn, err := i.dial(ctx, consoleSocket)
-	if err != nil {
-		return nil, err
-	}
-	i.console = true
-	return &consoleConn{Conn: conn, free: sync.OnceFunc(func() {
-		i.mu.Lock()
-		defer i.mu.Unlock()
-		i.console = false
-	})}, nil
-}
-
-// consoleConn frees the console when it is closed.
-type consoleConn struct {
-	net.Conn
-	free func()
-}
-
-func (c *consoleConn) Close() error {
-	defer c.free()
-	return c.Conn.Close()
+	return i.TakeConsole(func() (io.ReadWriteCloser, error) { return i.dial(ctx, consoleSocket) })
 }
 
 // DialGuest implements hypervisor.GuestDialer. The port accepts one stream: a new one closes the previous one, as a caller that
@@ -276,16 +148,11 @@ func (i *instance) DialGuest(ctx context.Context) (net.Conn, error) {
 }
 
 func (i *instance) dial(ctx context.Context, socket string) (net.Conn, error) {
-	select {
-	case <-i.proc.Done():
-		return nil, i.endedError()
-	default:
+	if err := i.Alive(); err != nil {
+		return nil, err
 	}
 	conn, err := jail.Dial(ctx, i.h.Dir, socket)
-	if err != nil {
-		return nil, fmt.Errorf("VM %s: %w", i.h.ID, err)
-	}
-	return conn, nil
+	return conn, i.Named(err)
 }
 
 // event runs on the QMP reader's goroutine.
@@ -319,9 +186,9 @@ func (i *instance) connected(ctx context.Context) (*qmp.Client, error) {
 		}
 		select {
 		case <-changed:
-		case <-i.proc.Done():
-			return nil, i.endedError()
-		case <-i.life.Done():
+		case <-i.Proc.Done():
+			return nil, i.Alive()
+		case <-i.Closed():
 			return nil, errdefs.Preconditionf("the instance of VM %s was closed", i.h.ID)
 		case <-ctx.Done():
 			return nil, ctx.Err()
@@ -339,7 +206,6 @@ func (i *instance) setClient(c *qmp.Client) {
 
 // supervise keeps one QMP connection open until the guest, the process or the instance ends, and handles that end.
 func (i *instance) supervise(ctx context.Context, client *qmp.Client) {
-	defer close(i.finished)
 	pauses := backoff.ExponentialBackOff{InitialInterval: 50 * time.Millisecond, RandomizationFactor: 0.25, Multiplier: 2, MaxInterval: 5 * time.Second}
 	for {
 		if client == nil {
@@ -368,16 +234,13 @@ func (i *instance) over(ctx context.Context, delay time.Duration) bool {
 	defer timer.Stop()
 	select {
 	case <-ctx.Done():
-		i.d.jail.Logs.Drop(i.h.Dir)
-		i.d.jail.Users.Drop(i.h.UID)
-		i.memory.Release()
-		_ = i.proc.Close()
+		i.Detach()
 		i.shares.close()
 		return true
 	case cause := <-i.lost:
 		i.abandon(ctx, cause)
 		return false
-	case <-i.proc.Done():
+	case <-i.Proc.Done():
 		i.bury(ctx)
 		return true
 	case <-timer.C:
@@ -413,12 +276,12 @@ func (i *instance) connect(ctx context.Context) *qmp.Client {
 func (i *instance) attend(ctx context.Context, c *qmp.Client) {
 	// The guest may have ended before the connection existed.
 	if s, err := status(ctx, c); err == nil && s == "shutdown" {
-		i.lay(ctx, c, i.pending(reasonShutdown))
+		i.lay(ctx, c, i.pending(jail.ReasonShutdown))
 	}
 	for {
 		select {
 		case reason := <-i.shutdown:
-			if reason == reasonShutdown && i.startAgain(ctx, c) {
+			if reason == jail.ReasonShutdown && i.startAgain(ctx, c) {
 				continue
 			}
 			i.lay(ctx, c, reason)
@@ -427,7 +290,7 @@ func (i *instance) attend(ctx context.Context, c *qmp.Client) {
 			return
 		case <-c.Done():
 			return
-		case <-i.proc.Done():
+		case <-i.Proc.Done():
 			return
 		case <-ctx.Done():
 			return
@@ -453,7 +316,7 @@ func (i *instance) lay(ctx context.Context, c *qmp.Client, reason string) {
 	}
 	reason = i.reason
 	i.mu.Unlock()
-	if err := (jail.End{PID: i.h.PID, Start: i.h.Start, Reason: reason}).Write(i.h.Dir); err != nil {
+	if err := i.h.Record(reason); err != nil {
 		i.d.log.Warn("end of guest not recorded", "vm", i.h.ID, "err", err)
 	}
 	if err := c.Execute(ctx, "quit", nil, nil); err != nil && !errdefs.IsUnavailable(err) && ctx.Err() == nil {
@@ -463,27 +326,18 @@ func (i *instance) lay(ctx context.Context, c *qmp.Client, reason string) {
 
 // bury removes the resources of an ended process and publishes how it ended.
 func (i *instance) bury(ctx context.Context) {
-	e, _ := i.proc.Wait(context.WithoutCancel(ctx)) // it has ended already
+	e, _ := i.Proc.Wait(context.WithoutCancel(ctx)) // it has ended already
 	i.mu.Lock()
 	if i.reason == "" {
-		i.reason, _ = jail.ReadEnd(i.h.Dir, i.h.PID, i.h.Start) // an earlier daemon may have recorded it and died
+		i.reason, _ = i.h.Recorded() // an earlier daemon may have recorded it and died
 	}
-	cause := i.exit.Cause
-	if i.reason == "" && i.d.jail.Cgroups.OutOfMemory(i.h.ID, i.h.Dir, i.h.Cgroup) {
-		cause = "the kernel of the node killed it, because its cgroup or that of its pod reached the limit of memory"
-	}
-	i.exit = ended(i.reason)
-	i.exit.Cause = cause
-	i.exit.Code, i.exit.Signal = e.Code, e.Signal
+	exit := ended(i.reason)
+	exit.Cause, exit.Code, exit.Signal = i.cause, e.Code, e.Signal
 	if i.guest != nil {
 		_ = i.guest.Close()
 	}
 	i.mu.Unlock()
-	i.d.jail.Logs.Drop(i.h.Dir)
-	i.cleanup = errors.Join(i.shares.kill(context.WithoutCancel(ctx)), i.d.jail.Clear(i.h.ID, i.h.Dir, i.h.Cgroup))
+	failed := i.shares.kill(context.WithoutCancel(ctx))
 	i.shares.close()
-	i.d.jail.Users.Drop(i.h.UID)
-	i.memory.Release()
-	_ = i.proc.Close()
-	close(i.gone)
+	i.Bury(exit, failed)
 }

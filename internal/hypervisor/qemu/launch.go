@@ -2,8 +2,6 @@ package qemu
 
 import (
 	"context"
-	"errors"
-	"fmt"
 	"io"
 	"net"
 	"os"
@@ -19,94 +17,73 @@ import (
 	"cocoonstack.io/cocoon/internal/hypervisor/qemu/qmp"
 	"cocoonstack.io/cocoon/internal/hypervisor/savedmemory"
 	"cocoonstack.io/cocoon/internal/proc"
-	"cocoonstack.io/cocoon/internal/undo"
 	"cocoonstack.io/cocoon/internal/vm"
 )
 
 // launch is one Launch in progress. Its steps run in the order of their declaration.
 type launch struct {
+	jail.Launch
+
 	d     *Driver
-	plan  hypervisor.Plan
 	kvm   jail.KVM
 	accel vm.Accel
 	cmd   command
-	undo  undo.Stack
 
-	dir    jail.Dir
-	logAt  int64 // size of QEMU's log before this run
-	uid    uint32
+	logAt  int64               // size of QEMU's log before this run
 	memory *savedmemory.Memory // nil for a guest that boots
 	files  []*os.File
 	out    *os.File
-	cgroup jail.Cgroup
 	shares servers
 	conn   net.Conn // to QMP, connected before the process exists: the kernel queues it, so there is no polling
-	proc   *proc.Process
 	inst   *instance
 }
 
 // Launch implements hypervisor.Driver.
 func (d *Driver) Launch(ctx context.Context, p hypervisor.Plan) (hypervisor.Instance, error) {
-	if err := ctx.Err(); err != nil {
-		return nil, fmt.Errorf("launch VM %s: %w", p.Name, err)
+	l := &launch{Launch: jail.Launch{Jail: d.jail, Plan: p}, d: d, kvm: jail.ReadKVM()}
+	if err := l.Run(ctx, l.run, l.release); err != nil {
+		return nil, err
 	}
-	if os.Geteuid() != 0 {
-		return nil, errdefs.Preconditionf("launch VM %s: the qemu driver needs root to give each VM a user, namespaces and a cgroup of its own", p.Name)
-	}
-	l := &launch{d: d, plan: p, kvm: jail.ReadKVM()}
-	err := l.run(ctx)
-	l.release()
-	if err != nil {
-		return nil, fmt.Errorf("launch VM %s: %w", p.Name, errors.Join(err, l.undo.Run(ctx)))
-	}
-	l.undo.Release()
 	return l.inst, nil
 }
 
 func (l *launch) run(ctx context.Context) error {
 	// No time limit here: large memory on a slow disk takes long, and with a limit such a VM could never resume.
-	for _, step := range []func(context.Context) error{l.takeUser, l.compose, l.remember} {
-		if err := step(ctx); err != nil {
-			return err
-		}
+	if err := jail.Steps(ctx, l.TakeUser, l.compose, l.remember); err != nil {
+		return err
 	}
 	ctx, cancel := context.WithTimeout(ctx, l.d.cfg.LaunchTime)
 	defer cancel()
-	for _, step := range []func(context.Context) error{l.makeCgroup, l.share, l.startTPM, l.openAll, l.dial, l.start, l.greet} {
-		if err := step(ctx); err != nil {
-			return err
-		}
-	}
-	return nil
+	return jail.Steps(ctx, l.makeCgroup, l.share, l.startTPM, l.openAll, l.dial, l.start, l.greet)
 }
 
 // compose gathers the facts and builds the command line.
 func (l *launch) compose(ctx context.Context) (err error) {
-	if l.dir, err = jail.OpenDir(l.plan.Dir); err != nil {
+	if l.Dir, err = jail.OpenDir(l.Plan.Dir); err != nil {
 		return err
 	}
-	if err := jail.EnoughHugePages(jail.Sysfs, l.plan); err != nil {
+	if err := jail.EnoughHugePages(jail.Sysfs, l.Plan); err != nil {
 		return err
 	}
-	if err := hasVSOCK(vhostVSOCK, l.plan); err != nil {
+	if err := hasVSOCK(vhostVSOCK, l.Plan); err != nil {
 		return err
 	}
-	f := facts{uid: l.uid, uuid: jail.UUID(l.plan.ID), tbSize: l.d.cfg.TBSize, spare: l.d.cfg.SparePorts, qboot: l.d.firmware("qboot.rom")}
+	f := facts{uid: l.UID, uuid: jail.UUID(l.Plan.ID), tbSize: l.d.cfg.TBSize, spare: l.d.cfg.SparePorts, qboot: l.d.firmware("qboot.rom")}
 	if f.binary, err = l.d.binary(); err != nil {
 		return err
 	}
-	known, err := l.d.binaryFacts(ctx, f.binary)
+	known, err := l.d.facts.Facts(ctx, f.binary, ask)
 	if err != nil {
 		return err
 	}
 	f.machine = known.machine
-	if err := known.cpus.check(l.plan.CPU); err != nil {
+	if err := known.cpus.check(l.Plan.CPU); err != nil {
 		return err
 	}
-	if f.east, err = l.plan.Clock.East(time.Now()); err != nil {
+	if f.east, err = l.Plan.Clock.East(time.Now()); err != nil {
 		return err
 	}
-	if f.accel, _, err = resolve(l.kvm, l.plan.Accel); err != nil {
+	if f.accel, _, err = resolve(l.kvm, l.Plan.Accel); err != nil {
 		return err
 	}
 	l.accel = f.accel
@@ -114,30 +91,23 @@ func (l *launch) compose(ctx context.Context) (err error) {
 		l.kvm = jail.KVM{Mode: 0o666} // no group is needed
 		f.tscKHz = l.d.tscKHz()
 	}
-	if l.plan.Incoming == nil {
-		if err := checkReadable(l.plan.Boot.Kernel, l.plan.Boot.Initrd); err != nil {
+	if l.Plan.Incoming == nil {
+		if err := checkReadable(l.Plan.Boot.Kernel, l.Plan.Boot.Initrd); err != nil {
 			return err
 		}
 	}
-	if l.plan.Boot.Firmware == vm.FirmwareUEFI {
+	if l.Plan.Boot.Firmware == vm.FirmwareUEFI {
 		if f.ovmfCode, f.ovmfVars, err = l.uefi(); err != nil {
 			return err
 		}
 	}
-	l.cmd, err = build(l.plan, f)
-	return err
-}
-
-func (l *launch) takeUser(context.Context) (err error) {
-	if l.uid, err = l.d.jail.Users.Take(l.plan.ID); err == nil {
-		l.undo.Push(func(context.Context) error { l.d.jail.Users.Drop(l.uid); return nil })
-	}
+	l.cmd, err = build(l.Plan, f)
 	return err
 }
 
 // remember loads the guest's saved memory.
 func (l *launch) remember(ctx context.Context) (err error) {
-	in := l.plan.Incoming
+	in := l.Plan.Incoming
 	if in == nil {
 		return nil
 	}
@@ -146,7 +116,7 @@ func (l *launch) remember(ctx context.Context) (err error) {
 			return err
 		}
 	}
-	size := atBoot(l.plan) >> 20 << 20
+	size := atBoot(l.Plan) >> 20 << 20
 	if in.Alone {
 		l.memory, err = savedmemory.LoadAlone(ctx, in, size)
 	} else {
@@ -154,25 +124,25 @@ func (l *launch) remember(ctx context.Context) (err error) {
 	}
 	if err == nil {
 		m := l.memory
-		l.undo.Push(func(context.Context) error { m.Release(); return nil })
+		l.Undo.Push(func(context.Context) error { m.Release(); return nil })
 	}
 	return err
 }
 
 func (l *launch) openAll(ctx context.Context) (err error) {
-	if err := l.dir.Remove(jail.EndFile); err != nil {
+	if err := l.Dir.Remove(jail.EndFile); err != nil {
 		return err
 	}
-	dir := l.plan.Dir
-	l.undo.Push(func(context.Context) error { return l.d.jail.RemoveSockets(dir) })
+	dir := l.Plan.Dir
+	l.Undo.Push(func(context.Context) error { return l.d.jail.RemoveSockets(dir) })
 	var memory *os.File
 	if l.memory != nil {
 		memory = l.memory.File
 	}
-	if l.files, err = openFiles(ctx, l.cmd.files, l.dir, l.plan, memory, l.shares); err != nil {
+	if l.files, err = openFiles(ctx, l.cmd.files, l.Dir, l.Plan, memory, l.shares); err != nil {
 		return err
 	}
-	if l.out, err = l.dir.AppendTo(qemuLog); err != nil {
+	if l.out, err = l.Dir.AppendTo(qemuLog); err != nil {
 		return err
 	}
 	l.logAt, err = l.out.Seek(0, io.SeekEnd)
@@ -182,11 +152,8 @@ func (l *launch) openAll(ctx context.Context) (err error) {
 // qemuOverhead is the memory in bytes that QEMU itself may need in addition to the guest's memory and the code cache.
 const qemuOverhead = 512 << 20
 
-func (l *launch) makeCgroup(context.Context) (err error) {
-	p := l.plan
-	l.undo.Push(func(context.Context) error { return l.d.jail.Cgroups.Remove(p.ID, p.Dir, l.cgroup.Place) })
-	l.cgroup, err = l.d.jail.Cgroups.Make(p.ID, p.Dir, p.CgroupParent, bounds(p, l.d.cfg.TBSize))
-	return err
+func (l *launch) makeCgroup(context.Context) error {
+	return l.MakeCgroup(bounds(l.Plan, l.d.cfg.TBSize))
 }
 
 // bounds returns what QEMU and the guest may take for p. tbSize is the code cache in MiB.
@@ -199,10 +166,10 @@ func bounds(p hypervisor.Plan, tbSize int) jail.Bounds {
 }
 
 func (l *launch) dial(ctx context.Context) (err error) {
-	l.conn, err = jail.Dial(ctx, l.plan.Dir, qmpSocket)
+	l.conn, err = jail.Dial(ctx, l.Plan.Dir, qmpSocket)
 	if err == nil {
 		conn := l.conn
-		l.undo.Push(func(context.Context) error { _ = conn.Close(); return nil })
+		l.Undo.Push(func(context.Context) error { _ = conn.Close(); return nil })
 	}
 	return err
 }
@@ -211,20 +178,11 @@ func (l *launch) start(ctx context.Context) (err error) {
 	if err := ctx.Err(); err != nil {
 		return err
 	}
-	l.proc, err = proc.Start(proc.Spec{
-		Path: l.cmd.args[0], Args: l.cmd.args, Env: l.cmd.env(), Files: l.files, Out: l.out,
-		User:      &proc.User{UID: l.uid, GID: l.uid, Groups: l.kvm.Groups()},
-		CgroupDir: l.cgroup.Dir, CgroupTasks: l.cgroup.Tasks, Isolated: true, SmallPages: l.cmd.smallPages,
-	})
+	err = l.Start(proc.Spec{Path: l.cmd.args[0], Args: l.cmd.args, Env: l.cmd.env(), Files: l.files, Out: l.out, SmallPages: l.cmd.smallPages}, l.kvm.Groups()...)
 	if err != nil {
 		return err
 	}
-	p := l.proc
-	l.undo.Push(func(ctx context.Context) error {
-		err := p.Kill(ctx)
-		return errors.Join(err, p.Close())
-	})
-	if l.plan.Incoming != nil && l.plan.Incoming.Alone {
+	if l.Plan.Incoming != nil && l.Plan.Incoming.Alone {
 		l.memory.Release() // the process has it; an open descriptor here would keep its pages after the process ends
 	}
 	jail.CloseAll(l.files) // our copies: while the listening sockets are also open here, we cannot see QEMU hang up
@@ -236,17 +194,19 @@ func (l *launch) start(ctx context.Context) (err error) {
 // greet waits until QEMU answers. If there is saved state it makes QEMU load it. On return the guest's CPUs run, unless the plan
 // says that the guest starts paused.
 func (l *launch) greet(ctx context.Context) error {
-	i := newInstance(l.d, handle{
-		Driver: Name, Version: handleVersion, ID: l.plan.ID, PID: l.proc.PID(), Start: l.proc.StartTime(),
-		UUID: jail.UUID(l.plan.ID), Dir: l.plan.Dir, UID: l.uid, Resets: !l.plan.Boot.Direct(), Graphics: l.plan.Graphics, Width: width(l.plan), VSOCK: l.plan.VSOCK, Shares: l.shares.handles(), Cgroup: l.cgroup.Place,
-	}, l.proc)
-	i.shares = l.shares
-	if err := i.encode(); err != nil {
+	h := handle{
+		Handle: l.Handle(Name, handleVersion), Resets: !l.Plan.Boot.Direct(), Graphics: l.Plan.Graphics, Width: width(l.Plan), VSOCK: l.Plan.VSOCK,
+		Shares: l.shares.handles(),
+	}
+	raw, err := jail.Encode(&h)
+	if err != nil {
 		return err
 	}
+	i := newInstance(l.d, h, raw, l.Proc)
+	i.shares = l.shares
 	client, err := qmp.Open(ctx, l.conn, i.event)
 	class := errdefs.Internal
-	if err == nil && l.plan.Incoming != nil {
+	if err == nil && l.Plan.Incoming != nil {
 		class = errdefs.DataLoss // QEMU has started; now only bad saved state can end it
 		err = l.goOn(ctx, i, client)
 	} else if err == nil {
@@ -258,7 +218,9 @@ func (l *launch) greet(ctx context.Context) error {
 		}
 		return l.explain(ctx, class, err)
 	}
-	i.memory = l.memory
+	if l.memory != nil {
+		i.Memory = l.memory
+	}
 	i.run(ctx, client)
 	l.inst = i
 	return nil
@@ -266,10 +228,10 @@ func (l *launch) greet(ctx context.Context) error {
 
 // boot lets a guest without saved state begin, unless it starts paused.
 func (l *launch) boot(ctx context.Context, c *qmp.Client) error {
-	if err := l.look(ctx, c); err != nil || !linkDown(l.plan) {
+	if err := l.look(ctx, c); err != nil || !linkDown(l.Plan) {
 		return err
 	}
-	if err := l.setLinks(ctx, c); err != nil || l.plan.Paused {
+	if err := l.setLinks(ctx, c); err != nil || l.Plan.Paused {
 		return err
 	}
 	return cont(ctx, c)
@@ -285,7 +247,7 @@ func (l *launch) explain(ctx context.Context, class errdefs.Class, err error) er
 	}
 	wait, cancel := context.WithTimeout(ctx, time.Second) // it hung up, so its process ends soon
 	defer cancel()
-	exit, werr := l.proc.Wait(wait)
+	exit, werr := l.Proc.Wait(wait)
 	if werr != nil {
 		return err
 	}
@@ -294,9 +256,9 @@ func (l *launch) explain(ctx context.Context, class errdefs.Class, err error) er
 		class = errdefs.Internal
 	}
 	if class == errdefs.DataLoss {
-		what = "QEMU rejects the saved state " + l.plan.Incoming.State
+		what = "QEMU rejects the saved state " + l.Plan.Incoming.State
 	}
-	if last := lastWords(filepath.Join(l.plan.Dir, qemuLog), l.logAt); last != "" {
+	if last := lastWords(filepath.Join(l.Plan.Dir, qemuLog), l.logAt); last != "" {
 		return errdefs.New(class, "%s: %s", what, l.cmd.named(last))
 	}
 	return errdefs.New(class, "%s; it ended with code %d, signal %d and logged no message", what, exit.Code, exit.Signal)
@@ -356,6 +318,6 @@ func lastMessage(log string) string {
 // release closes what only this launch needed, on success and on failure.
 func (l *launch) release() {
 	jail.CloseAll(append(l.files, l.out))
-	l.cgroup.Close()
-	_ = l.dir.Close()
+	l.Cgroup.Close()
+	_ = l.Dir.Close()
 }

@@ -131,7 +131,7 @@ func liveProps(tag string) props {
 func (i *instance) UnplugShare(ctx context.Context, tag string) error {
 	c, there, err := i.liveDevices(ctx)
 	if err == nil && slices.Contains(there, liveDevice) {
-		err = i.orEnded(i.unplug(ctx, c, liveDevice))
+		err = i.OrEnded(i.unplug(ctx, c, liveDevice))
 	}
 	if err != nil {
 		return fmt.Errorf("unplug the shared folder %s of VM %s: %w", tag, i.h.ID, err)
@@ -143,7 +143,7 @@ func (i *instance) UnplugShare(ctx context.Context, tag string) error {
 func (i *instance) PlugShare(ctx context.Context, tag string) error {
 	c, there, err := i.liveDevices(ctx)
 	if err == nil && !slices.Contains(there, liveDevice) {
-		err = i.orEnded(c.Execute(ctx, "device_add", liveProps(tag), nil))
+		err = i.OrEnded(c.Execute(ctx, "device_add", liveProps(tag), nil))
 	}
 	if err != nil {
 		return fmt.Errorf("plug the shared folder %s into VM %s: %w", tag, i.h.ID, err)
@@ -164,11 +164,11 @@ func (i *instance) liveDevices(ctx context.Context) (*qmp.Client, []string, erro
 	}
 	var all []chardev
 	if err := c.Execute(ctx, "query-chardev", nil, &all); err != nil {
-		return nil, nil, i.orEnded(err)
+		return nil, nil, i.OrEnded(err)
 	}
 	if !slices.Contains(all, chardev{liveShare}) {
 		return nil, nil, errdefs.Unsupportedf("an earlier release has started the VM, or it shares no such folder; restart it")
 	}
 	there, err := devices(ctx, c)
-	return c, there, i.orEnded(err)
+	return c, there, i.OrEnded(err)
 }

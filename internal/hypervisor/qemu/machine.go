@@ -2,7 +2,7 @@ package qemu
 
 import (
 	"context"
-	"os/exec"
+	"fmt"
 	"regexp"
 	"runtime"
 	"strings"
@@ -30,15 +30,15 @@ func ask(ctx context.Context, bin string) (f binaryFacts, err error) {
 		re    *regexp.Regexp
 		field *string
 	}{"-version": {versionRE, &f.version}, "-machine help": {q35RE, &f.machine}} {
-		out, err := exec.CommandContext(ctx, bin, strings.Fields(arg)...).Output()
+		out, err := jail.Output(ctx, bin, strings.Fields(arg)...)
 		if err != nil {
-			return f, errdefs.Unavailablef("ask %s for its %s: %w", bin, arg, err)
+			return f, fmt.Errorf("ask %s: %w", bin, err)
 		}
-		m := what.re.FindSubmatch(out)
+		m := what.re.FindStringSubmatch(out)
 		if m == nil {
 			return f, errdefs.Unavailablef("%s has no usable output for %s", bin, arg)
 		}
-		*what.field = string(m[1])
+		*what.field = m[1]
 	}
 	f.cpus, err = askCPUs(ctx, bin)
 	return f, err
@@ -50,7 +50,7 @@ func (d *Driver) Machine(ctx context.Context, accel vm.Accel) (vm.Machine, error
 	if err != nil {
 		return vm.Machine{}, err
 	}
-	facts, err := d.binaryFacts(ctx, bin)
+	facts, err := d.facts.Facts(ctx, bin, ask)
 	if err != nil {
 		return vm.Machine{}, err
 	}

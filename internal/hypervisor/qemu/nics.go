@@ -25,7 +25,7 @@ func nicName(place int) string { return fmt.Sprintf("nic%d", place) }
 func (i *instance) SetLink(ctx context.Context, place int, up bool) error {
 	c, err := i.connected(ctx)
 	if err == nil {
-		err = i.orEnded(setLink(ctx, c, place, up))
+		err = i.OrEnded(setLink(ctx, c, place, up))
 	}
 	if refused(err) {
 		err = errdefs.NotFoundf("it has no interface %d: %w", place, err)
@@ -44,7 +44,7 @@ func (i *instance) SwapNIC(ctx context.Context, place int, mac string) error {
 	}
 	c, err := i.connected(ctx)
 	if err == nil {
-		err = i.orEnded(i.swapNIC(ctx, c, place, hw))
+		err = i.OrEnded(i.swapNIC(ctx, c, place, hw))
 	}
 	if err != nil {
 		return fmt.Errorf("replace interface %d of VM %s: %w", place, i.h.ID, err)

@@ -74,7 +74,7 @@ func (i *instance) PlugDisk(ctx context.Context, d vm.Disk) error {
 	}
 	c, err := i.connected(ctx)
 	if err == nil {
-		err = i.orEnded(i.plug(ctx, c, d))
+		err = i.OrEnded(i.plug(ctx, c, d))
 	}
 	if err != nil {
 		return fmt.Errorf("plug disk %s into VM %s: %w", d.Serial, i.h.ID, err)
@@ -86,7 +86,7 @@ func (i *instance) PlugDisk(ctx context.Context, d vm.Disk) error {
 func (i *instance) UnplugDisk(ctx context.Context, serial string) error {
 	c, err := i.connected(ctx)
 	if err == nil {
-		err = i.orEnded(i.unplugDisk(ctx, c, serial))
+		err = i.OrEnded(i.unplugDisk(ctx, c, serial))
 	}
 	if err != nil {
 		return fmt.Errorf("unplug disk %s of VM %s: %w", serial, i.h.ID, err)

@@ -24,7 +24,7 @@ func (i *instance) PlugNIC(ctx context.Context, n vm.NIC) error {
 	n.MAC = hw.String()
 	c, err := i.connected(ctx)
 	if err == nil {
-		err = i.orEnded(i.plugNIC(ctx, c, n))
+		err = i.OrEnded(i.plugNIC(ctx, c, n))
 	}
 	if err != nil {
 		return fmt.Errorf("plug interface %d into VM %s: %w", n.Place, i.h.ID, err)
@@ -39,7 +39,7 @@ func (i *instance) UnplugNIC(ctx context.Context, place int) error {
 	}
 	c, err := i.connected(ctx)
 	if err == nil {
-		err = i.orEnded(i.unplugNIC(ctx, c, place))
+		err = i.OrEnded(i.unplugNIC(ctx, c, place))
 	}
 	if err != nil {
 		return fmt.Errorf("unplug interface %d of VM %s: %w", place, i.h.ID, err)

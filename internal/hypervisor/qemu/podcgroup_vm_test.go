@@ -68,7 +68,7 @@ func TestInPodCgroup(t *testing.T) {
 	}
 
 	// All processes end at once, and what was in /run is lost.
-	kill := append(serversOf(t, p), i.(*instance).proc)
+	kill := append(serversOf(t, p), i.(*instance).Proc)
 	for _, k := range kill {
 		_ = unix.Kill(k.PID(), unix.SIGKILL)
 	}

@@ -10,9 +10,7 @@ import (
 	"fmt"
 	"log/slog"
 	"os"
-	"os/exec"
 	"path/filepath"
-	"sync"
 	"time"
 
 	"cocoonstack.io/cocoon/internal/errdefs"
@@ -91,8 +89,7 @@ type Driver struct {
 
 	trustEmulator bool // for tests that save a running guest without KVM; see save.tracked
 
-	mu    sync.Mutex
-	facts factsCache
+	facts jail.Program[binaryFacts]
 }
 
 var (
@@ -134,7 +131,7 @@ func (d *Driver) Probe(ctx context.Context) (hypervisor.Info, error) {
 	if err != nil {
 		return hypervisor.Info{}, err
 	}
-	facts, err := d.binaryFacts(ctx, bin)
+	facts, err := d.facts.Facts(ctx, bin, ask)
 	if err != nil {
 		return hypervisor.Info{}, err
 	}
@@ -169,40 +166,7 @@ func (d *Driver) Probe(ctx context.Context) (hypervisor.Info, error) {
 }
 
 func (d *Driver) binary() (string, error) {
-	bin, err := exec.LookPath(d.cfg.Binary)
-	if err != nil {
-		return "", errdefs.Unavailablef("QEMU is not installed (%w); run `apt-get install qemu-system-x86`", err)
-	}
-	return filepath.Abs(bin)
-}
-
-// factsCache caches the facts of one binary as long as its file is unchanged.
-type factsCache struct {
-	path  string
-	size  int64
-	mtime time.Time
-	value binaryFacts
-}
-
-func (d *Driver) binaryFacts(ctx context.Context, bin string) (binaryFacts, error) {
-	st, err := os.Stat(bin)
-	if err != nil {
-		return binaryFacts{}, errdefs.Unavailablef("look at QEMU: %w", err)
-	}
-	key := factsCache{path: bin, size: st.Size(), mtime: st.ModTime()}
-	d.mu.Lock()
-	known := d.facts
-	d.mu.Unlock()
-	if key.value = known.value; key == known {
-		return known.value, nil
-	}
-	if key.value, err = ask(ctx, bin); err != nil {
-		return binaryFacts{}, err
-	}
-	d.mu.Lock()
-	d.facts = key
-	d.mu.Unlock()
-	return key.value, nil
+	return jail.FindProgram(d.cfg.Binary, "QEMU", "run `apt-get install qemu-system-x86`")
 }
 
 // firmware finds a firmware file by name, "" if this host does not have it.

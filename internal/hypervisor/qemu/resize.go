@@ -125,7 +125,7 @@ func (i *instance) Size(ctx context.Context) (size vm.Size, err error) {
 		size, err = sizeOf(ctx, c)
 	}
 	if err != nil {
-		return size, fmt.Errorf("size of VM %s: %w", i.h.ID, i.orEnded(err))
+		return size, fmt.Errorf("size of VM %s: %w", i.h.ID, i.OrEnded(err))
 	}
 	return size, nil
 }
@@ -143,7 +143,7 @@ func sizeOf(ctx context.Context, c *qmp.Client) (size vm.Size, err error) {
 func (i *instance) Grow(ctx context.Context, to vm.Size) error {
 	c, err := i.connected(ctx)
 	if err == nil {
-		err = i.orEnded(i.growTo(ctx, c, to))
+		err = i.OrEnded(i.growTo(ctx, c, to))
 	}
 	if err != nil {
 		return fmt.Errorf("give VM %s %d CPUs and %d bytes of memory: %w", i.h.ID, to.CPUs, to.Memory, err)

@@ -57,7 +57,7 @@ func (i *instance) Save(ctx context.Context, p hypervisor.SavePlan) (hypervisor.
 		_ = s.base.Close()
 	}
 	if err != nil {
-		err = errors.Join(i.orEnded(err), s.discard())
+		err = errors.Join(i.OrEnded(err), s.discard())
 		return hypervisor.Saved{}, fmt.Errorf("save VM %s: %w", i.h.ID, err)
 	}
 	return saved, nil
@@ -381,7 +381,7 @@ func (s *save) abort(ctx context.Context) error {
 		err = errors.Join(err, cont(ctx, c))
 	}
 	select {
-	case <-s.i.proc.Done():
+	case <-s.i.Proc.Done():
 		return nil
 	default:
 		return err

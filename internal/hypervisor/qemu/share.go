@@ -186,14 +186,14 @@ const quitTime = time.Second
 func (i *instance) abandon(ctx context.Context, cause string) {
 	wait, cancel := context.WithTimeout(ctx, quitTime)
 	defer cancel()
-	if _, err := i.proc.Wait(wait); err == nil || ctx.Err() != nil { // QEMU ended first, or nobody watches any more
+	if _, err := i.Proc.Wait(wait); err == nil || ctx.Err() != nil { // QEMU ended first, or nobody watches any more
 		return
 	}
 	i.d.log.Error("VM ends", "vm", i.h.ID, "err", cause)
 	i.mu.Lock()
-	i.exit.Cause = cause
+	i.cause = cause
 	i.mu.Unlock()
-	if err := i.proc.Kill(ctx); err != nil {
+	if err := i.Proc.Kill(ctx); err != nil {
 		i.d.log.Error("VM not ended", "vm", i.h.ID, "err", err)
 	}
 }
@@ -216,14 +216,14 @@ func (d *Driver) virtiofsd() (string, error) {
 
 // share starts the servers of the shared folders, and connects them.
 func (l *launch) share(ctx context.Context) error {
-	if len(l.plan.Shares) == 0 {
+	if len(l.Plan.Shares) == 0 {
 		return nil
 	}
 	bin, err := l.d.virtiofsd()
 	if err != nil {
 		return err
 	}
-	log, err := l.dir.AppendTo(shareLog)
+	log, err := l.Dir.AppendTo(shareLog)
 	if err != nil {
 		return err
 	}
@@ -232,7 +232,7 @@ func (l *launch) share(ctx context.Context) error {
 		return fmt.Errorf("empty the log of shared folders: %w", err)
 	}
 	l.undoServers()
-	for _, s := range l.plan.Shares {
+	for _, s := range l.Plan.Shares {
 		if err := ctx.Err(); err != nil {
 			return err
 		}
@@ -247,7 +247,7 @@ func (l *launch) share(ctx context.Context) error {
 
 // undoServers makes a failed launch end the servers.
 func (l *launch) undoServers() {
-	l.undo.Push(func(ctx context.Context) error {
+	l.Undo.Push(func(ctx context.Context) error {
 		err := l.shares.kill(ctx)
 		l.shares.close()
 		return err
@@ -256,7 +256,7 @@ func (l *launch) undoServers() {
 
 // serve starts one server. The folder is opened once: who replaces it later changes nothing of what the guest has.
 func (l *launch) serve(ctx context.Context, bin string, log *os.File, s hypervisor.Share) (*server, error) {
-	ids, err := l.d.shareIDs(l.uid)
+	ids, err := l.d.shareIDs(l.UID)
 	if err != nil {
 		return nil, err
 	}
@@ -265,26 +265,26 @@ func (l *launch) serve(ctx context.Context, bin string, log *os.File, s hypervis
 		return nil, err
 	}
 	defer tree.Close()
-	listener, err := l.dir.Listen(shareSocket)
+	listener, err := l.Dir.Listen(shareSocket)
 	if err != nil {
 		return nil, err
 	}
 	defer listener.Close()
-	conn, err := jail.Dial(ctx, l.plan.Dir, shareSocket) // the kernel queues it until the server accepts
+	conn, err := jail.Dial(ctx, l.Plan.Dir, shareSocket) // the kernel queues it until the server accepts
 	if err != nil {
 		return nil, err
 	}
 	defer conn.Close()
-	if err := l.dir.Remove(shareSocket); err != nil { // nobody else can connect
+	if err := l.Dir.Remove(shareSocket); err != nil { // nobody else can connect
 		return nil, err
 	}
 	end, err := conn.(*net.UnixConn).File()
 	if err != nil {
 		return nil, fmt.Errorf("connect its server: %w", err)
 	}
-	mount := &proc.Mount{Tree: tree, Name: jail.UUID(l.plan.ID), File: s.File}
+	mount := &proc.Mount{Tree: tree, Name: jail.UUID(l.Plan.ID), File: s.File}
 	p, err := proc.Start(proc.Spec{
-		Path: bin, Env: []string{"LANG=C"}, Files: []*os.File{listener}, Out: log, CgroupDir: l.cgroup.Dir, CgroupTasks: l.cgroup.Tasks,
+		Path: bin, Env: []string{"LANG=C"}, Files: []*os.File{listener}, Out: log, CgroupDir: l.Cgroup.Dir, CgroupTasks: l.Cgroup.Tasks,
 		Args:     []string{filepath.Base(bin), "--fd=" + strconv.Itoa(firstFileFd), "-o", marker(mount.Name), "-o", "sandbox=namespace,cache=auto", "-f", "--rlimit-nofile=0"},
 		Isolated: true, Mapped: &ids, Mount: mount,
 	})
@@ -310,7 +310,7 @@ func (l *launch) treeOf(s hypervisor.Share, ids proc.IDs) (*os.File, error) {
 		return nil, err
 	}
 	defer dir.Close()
-	return l.d.mapped(l.plan.ID, dir, ids, s)
+	return l.d.mapped(l.Plan.ID, dir, ids, s)
 }
 
 // shareFault says why a server has ended while QEMU started, nil if none has.
@@ -323,7 +323,7 @@ func (l *launch) shareFault(ctx context.Context) error {
 			if s.path == "" {
 				name = tpmLog
 			}
-			words, _ := os.ReadFile(filepath.Join(l.plan.Dir, name))
+			words, _ := os.ReadFile(filepath.Join(l.Plan.Dir, name))
 			return errdefs.New(errdefs.Internal, "%s: %s", lost(s.path), lastLine(string(words)))
 		}
 	}

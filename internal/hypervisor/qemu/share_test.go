@@ -29,9 +29,9 @@ func shareOnly(t *testing.T) *launch {
 	if err != nil {
 		t.Fatal(err)
 	}
-	l := &launch{d: d, plan: hypervisor.Plan{ID: vm.NewID(), Dir: t.TempDir(), Memory: 1 << 27, CPUs: 1, Shares: []hypervisor.Share{
+	l := &launch{d: d, Launch: jail.Launch{Jail: d.jail, Plan: hypervisor.Plan{ID: vm.NewID(), Dir: t.TempDir(), Memory: 1 << 27, CPUs: 1, Shares: []hypervisor.Share{
 		{Tag: "a", Root: root, Path: root}, {Tag: "b", Root: root, Path: root + "/made", Create: true},
-	}}}
+	}}}}
 	dir, err := os.Open(root)
 	if err != nil {
 		t.Fatal(err)
@@ -45,11 +45,11 @@ func shareOnly(t *testing.T) *launch {
 		t.Fatal(err)
 	}
 	_ = tree.Close()
-	if l.dir, err = jail.OpenDir(l.plan.Dir); err != nil {
+	if l.Dir, err = jail.OpenDir(l.Plan.Dir); err != nil {
 		t.Fatal(err)
 	}
 	t.Cleanup(l.release)
-	if l.uid, err = d.jail.Users.Take(l.plan.ID); err != nil {
+	if l.UID, err = d.jail.Users.Take(l.Plan.ID); err != nil {
 		t.Fatal(err)
 	}
 	if err := l.makeCgroup(t.Context()); err != nil {
@@ -60,7 +60,7 @@ func shareOnly(t *testing.T) *launch {
 
 func serving(t *testing.T, l *launch) (n int) {
 	t.Helper()
-	found, err := proc.Find(func(_ int, args []string) bool { return slices.Contains(args, marker(jail.UUID(l.plan.ID))) })
+	found, err := proc.Find(func(_ int, args []string) bool { return slices.Contains(args, marker(jail.UUID(l.Plan.ID))) })
 	if err != nil {
 		t.Fatal(err)
 	}
@@ -75,9 +75,9 @@ func TestReapServers(t *testing.T) {
 	for _, cgroup := range []bool{true, false} {
 		l := shareOnly(t)
 		if !cgroup { // as on a host without a usable tree
-			l.cgroup.Close()
-			l.cgroup = jail.Cgroup{}
-			if err := l.d.jail.Cgroups.Remove(l.plan.ID, l.plan.Dir, nil); err != nil {
+			l.Cgroup.Close()
+			l.Cgroup = jail.Cgroup{}
+			if err := l.d.jail.Cgroups.Remove(l.Plan.ID, l.Plan.Dir, nil); err != nil {
 				t.Fatal(err)
 			}
 		}
@@ -87,18 +87,18 @@ func TestReapServers(t *testing.T) {
 		if n := serving(t, l); n < 2 {
 			t.Errorf("%d servers run", n)
 		}
-		found, err := l.d.Seek(t.Context(), []vm.ID{l.plan.ID})
-		if err != nil || len(found[l.plan.ID]) < 2 {
+		found, err := l.d.Seek(t.Context(), []vm.ID{l.Plan.ID})
+		if err != nil || len(found[l.Plan.ID]) < 2 {
 			t.Errorf("Seek: %v, %v", found, err)
 		}
 		l.shares.close()
-		if err := l.d.Reap(t.Context(), l.plan.ID, l.plan.Dir); err != nil {
+		if err := l.d.Reap(t.Context(), l.Plan.ID, l.Plan.Dir); err != nil {
 			t.Fatal(err)
 		}
 		if n := serving(t, l); n != 0 {
 			t.Errorf("%d servers are left", n)
 		}
-		if names, _ := filepath.Glob(l.plan.Dir + "/*.sock"); len(names) > 0 {
+		if names, _ := filepath.Glob(l.Plan.Dir + "/*.sock"); len(names) > 0 {
 			t.Errorf("left: %v", names)
 		}
 	}
@@ -107,12 +107,12 @@ func TestReapServers(t *testing.T) {
 // TestShareFails undoes what was done before the failure.
 func TestShareFails(t *testing.T) {
 	l := shareOnly(t)
-	l.plan.Shares[1].Create = false
+	l.Plan.Shares[1].Create = false
 	err := l.share(t.Context())
 	if !errdefs.IsFailedPrecondition(err) || !strings.Contains(err.Error(), "does not exist on the node") {
 		t.Errorf("%v", err)
 	}
-	if err := l.undo.Run(t.Context()); err != nil {
+	if err := l.Undo.Run(t.Context()); err != nil {
 		t.Error(err)
 	}
 	if n := serving(t, l); n != 0 {

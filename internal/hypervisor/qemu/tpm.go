@@ -44,7 +44,7 @@ func (c *command) tpm() {
 
 // startTPM starts the TPM of the VM.
 func (l *launch) startTPM(ctx context.Context) error {
-	if l.plan.TPM == "" {
+	if l.Plan.TPM == "" {
 		return nil
 	}
 	if err := ctx.Err(); err != nil {
@@ -54,7 +54,7 @@ func (l *launch) startTPM(ctx context.Context) error {
 	if err != nil {
 		return err
 	}
-	uid, err := l.d.jail.Users.Take(l.plan.ID + "-tpm")
+	uid, err := l.d.jail.Users.Take(l.Plan.ID + "-tpm")
 	if err != nil {
 		return err
 	}
@@ -64,7 +64,7 @@ func (l *launch) startTPM(ctx context.Context) error {
 		return fmt.Errorf("the folder of the TPM: %w", err)
 	}
 	defer state.Close()
-	log, err := l.dir.AppendTo(tpmLog)
+	log, err := l.Dir.AppendTo(tpmLog)
 	if err != nil {
 		return err
 	}
@@ -80,9 +80,9 @@ func (l *launch) startTPM(ctx context.Context) error {
 	defer its.Close()
 	// The name of the process is the mark by which it is found again.
 	p, err := proc.Start(proc.Spec{
-		Path: bin, Env: []string{"LANG=C"}, Files: []*os.File{its, state}, Out: log, User: &proc.User{UID: uid, GID: uid}, CgroupDir: l.cgroup.Dir, CgroupTasks: l.cgroup.Tasks, Isolated: true,
+		Path: bin, Env: []string{"LANG=C"}, Files: []*os.File{its, state}, Out: log, User: &proc.User{UID: uid, GID: uid}, CgroupDir: l.Cgroup.Dir, CgroupTasks: l.Cgroup.Tasks, Isolated: true,
 		Args: []string{
-			marker(jail.UUID(l.plan.ID)), "socket", "--tpm2", "--terminate", "--ctrl", "type=unixio,clientfd=" + strconv.Itoa(firstFileFd),
+			marker(jail.UUID(l.Plan.ID)), "socket", "--tpm2", "--terminate", "--ctrl", "type=unixio,clientfd=" + strconv.Itoa(firstFileFd),
 			"--tpmstate", "dir=/proc/self/fd/" + strconv.Itoa(firstFileFd+1) + ",mode=0600",
 		},
 	})
@@ -99,8 +99,8 @@ func (l *launch) startTPM(ctx context.Context) error {
 
 // tpmState opens the folder with the state of the TPM, which uid owns. A TPM that is not kept has an empty one.
 func (l *launch) tpmState(uid uint32) (*os.File, error) {
-	path := filepath.Join(l.plan.Dir, tpmDir)
-	if l.plan.TPM == vm.TPMPersistent {
+	path := filepath.Join(l.Plan.Dir, tpmDir)
+	if l.Plan.TPM == vm.TPMPersistent {
 		dir, err := l.firmwareDir()
 		if err != nil {
 			return nil, err

@@ -35,12 +35,12 @@ func (d *Driver) ovmf(secure bool) (code, vars string) {
 // uefi returns the firmware of a UEFI guest and its own file of variables. A guest that boots gets new variables unless they are kept. For one
 // that resumes, QEMU writes the variables that it was saved with.
 func (l *launch) uefi() (code, vars string, err error) {
-	code, template := l.d.ovmf(l.plan.UEFI.SecureBoot)
+	code, template := l.d.ovmf(l.Plan.UEFI.SecureBoot)
 	if code == "" {
 		return "", "", nil // build reports what is missing
 	}
-	dir := l.plan.Dir
-	if l.plan.UEFI.Persistent {
+	dir := l.Plan.Dir
+	if l.Plan.UEFI.Persistent {
 		if dir, err = l.firmwareDir(); err != nil {
 			return "", "", err
 		}
@@ -50,7 +50,7 @@ func (l *launch) uefi() (code, vars string, err error) {
 	if err != nil {
 		return "", "", fmt.Errorf("copy EFI variables: %w", err)
 	}
-	if st, err := os.Stat(vars); err == nil && l.plan.UEFI.Persistent {
+	if st, err := os.Stat(vars); err == nil && l.Plan.UEFI.Persistent {
 		if st.Size() != int64(len(data)) {
 			return "", "", errdefs.Preconditionf("the variables of UEFI in %s have %d bytes, and the firmware %s needs %d; install the firmware that wrote them, or remove the file to begin with new variables",
 				vars, st.Size(), code, len(data))
@@ -66,7 +66,7 @@ func (l *launch) uefi() (code, vars string, err error) {
 
 // firmwareDir makes the folder for what the firmware keeps. QEMU must pass through it.
 func (l *launch) firmwareDir() (string, error) {
-	dir := l.plan.FirmwareDir
+	dir := l.Plan.FirmwareDir
 	if err := os.MkdirAll(dir, 0o711); err != nil {
 		return "", fmt.Errorf("make the folder of the firmware: %w", err)
 	}

@@ -29,10 +29,10 @@ func TestVSOCK(t *testing.T) {
 	if err := hasVSOCK(at, p); err != nil {
 		t.Errorf("with the device: %v", err)
 	}
-	for want, h := range map[uint32]handle{0: {UID: 500017}, 500017: {UID: 500017, VSOCK: true}} {
+	for want, h := range map[uint32]handle{0: {Handle: jail.Handle{UID: 500017}}, 500017: {Handle: jail.Handle{UID: 500017}, VSOCK: true}} {
 		h.Driver, h.Version, h.ID, h.PID, h.Dir = Name, handleVersion, vm.NewID(), 4711, "/run/x"
 		h.UUID = jail.UUID(h.ID)
-		b, err := h.encode()
+		b, err := jail.Encode(&h)
 		if err != nil {
 			t.Fatal(err)
 		}
