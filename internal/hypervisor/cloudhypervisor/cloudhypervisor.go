@@ -49,9 +49,6 @@ type Config struct {
 	LogLimit   int64         // bytes of console log, and of each other log, kept per VM
 	Templates  int64         // bytes of memory for saved guests from which no VM runs; default: a quarter of the host's
 	LaunchTime time.Duration // time limit for a new process to answer; after it the launch fails
-
-	// Saves lets running guests be saved. The driver's own tests do that; on a whole node a clone was not seen to work yet (docs/hypervisors.md).
-	Saves bool
 }
 
 func (c Config) withDefaults() Config {
@@ -240,24 +237,6 @@ func (d *Driver) Seek(ctx context.Context, ids []vm.ID) (map[vm.ID][]int, error)
 	return d.jail.Seek(ctx, ids)
 }
 
-// unsaved is an instance without hypervisor.Snapshotter.
-type unsaved struct {
-	hypervisor.Instance
-	hypervisor.ConsoleOpener
-	hypervisor.GuestDialer
-	hypervisor.Linker
-	hypervisor.Pauser
-	hypervisor.Resetter
-}
-
-// offered returns i with the abilities that the configuration allows.
-func (d *Driver) offered(i *instance) hypervisor.Instance {
-	if d.cfg.Saves {
-		return i
-	}
-	return unsaved{i, i, i, i, i, i}
-}
-
 // Adopt implements hypervisor.Driver.
 func (d *Driver) Adopt(ctx context.Context, raw hypervisor.Handle) (hypervisor.Instance, error) {
 	if err := ctx.Err(); err != nil {
@@ -275,7 +254,7 @@ func (d *Driver) Adopt(ctx context.Context, raw hypervisor.Handle) (hypervisor.I
 	text, err := os.ReadFile(filepath.Join(h.Dir, eventLog))
 	i.unbooted = err == nil && lifeOf(text) == lifeUnknown
 	i.Supervise(ctx, i.supervise)
-	return d.offered(i), nil
+	return i, nil
 }
 
 // LastExit implements hypervisor.ExitTeller.

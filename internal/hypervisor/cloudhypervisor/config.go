@@ -125,6 +125,7 @@ type consoleConfig struct {
 }
 
 type vsockConfig struct {
+	ID     string `json:"id"` // what the state of the device is called; a name that the program makes is another one when it resumes
 	CID    int    `json:"cid"`
 	Socket string `json:"socket"`
 }
@@ -189,7 +190,7 @@ func build(p hypervisor.Plan, firmware, memory string) (setup, error) {
 		s.VM.Memory.Huge, s.VM.Memory.HugeSize, s.VM.Memory.Prefault = true, int64(p.Huge), true
 	}
 	if p.Agent != "" {
-		s.VM.VSOCK = &vsockConfig{CID: guestCID, Socket: filepath.Join(rootPrivate, agentSocket)}
+		s.VM.VSOCK = &vsockConfig{ID: "agent", CID: guestCID, Socket: filepath.Join(rootPrivate, agentSocket)}
 	}
 	if b := p.SMBIOS; b != nil {
 		s.VM.Platform.Serial = b.Serial

@@ -58,7 +58,7 @@ func (d *Driver) Launch(ctx context.Context, p hypervisor.Plan) (hypervisor.Inst
 	if err := l.Run(ctx, l.run, l.release); err != nil {
 		return nil, err
 	}
-	return d.offered(l.inst), nil
+	return l.inst, nil
 }
 
 func (l *launch) run(ctx context.Context) error {

@@ -3,6 +3,8 @@
 package cloudhypervisor
 
 import (
+	"time"
+	"io"
 	"context"
 	"fmt"
 	"os"
@@ -44,6 +46,26 @@ func start(t *testing.T, d *Driver, p hypervisor.Plan) hypervisor.Instance {
 	return i
 }
 
+// echoes checks that what listens in the guest answers, however the connection before was lost.
+func echoes(t *testing.T, i hypervisor.Instance, what string) {
+	t.Helper()
+	ctx, cancel := context.WithTimeout(t.Context(), time.Minute)
+	defer cancel()
+	dialer, _ := hypervisor.As[hypervisor.GuestDialer](i)
+	conn, err := dialer.DialGuest(ctx)
+	if err != nil {
+		t.Fatal(err)
+	}
+	t.Cleanup(func() { _ = conn.Close() })
+	if _, err := conn.Write([]byte(what)); err != nil {
+		t.Fatal(err)
+	}
+	got := make([]byte, len(what))
+	if _, err := io.ReadFull(conn, got); err != nil || string(got) != what {
+		t.Fatalf("%q comes back as %q, %v", what, got, err)
+	}
+}
+
 // TestClones: two clones map the same memory. One has a disk that has grown, and is silent until SetLink, also after a restart of the daemon, although its
 // guest sends packets all the time.
 func TestClones(t *testing.T) {
@@ -77,6 +99,7 @@ func TestClones(t *testing.T) {
 	testguest.Logged(t, i, "UP")
 	testguest.Await(t, "the guest answers", answers)
 	testguest.Say(t, i, "chatter 10.9.8.1")
+	echoes(t, i, "booted")
 	dir := t.TempDir()
 	s := hypervisor.SavePlan{State: filepath.Join(dir, "vmstate"), Memory: filepath.Join(dir, "memory"), Hold: true}
 	snapshotter, _ := hypervisor.As[hypervisor.Snapshotter](i)
@@ -97,6 +120,8 @@ func TestClones(t *testing.T) {
 	p.Incoming = &hypervisor.Incoming{State: s.State, Memory: s.Memory, LinksDown: true, Grown: []string{"data"}}
 	q.Incoming = &hypervisor.Incoming{State: s.State, Memory: s.Memory, LinksDown: true}
 	j, k := start(t, d, p), start(t, d, q)
+	echoes(t, j, "resumed")
+	echoes(t, k, "resumed too")
 	testguest.Say(t, j, "sh while [ $(cat /sys/block/vda/size) != 8192 ]; do sleep 0.1; done; echo GROWN")
 	testguest.Logged(t, j, "GROWN .")
 	if answers() {

@@ -63,7 +63,7 @@ func needGuest(t testing.TB) testguest.Guest {
 
 func testDriver(t testing.TB) *Driver {
 	t.Helper()
-	cfg := Config{Binary: need.Hypervisor(t, DefaultBinary), Saves: true, Cgroup: "cocoon-test-" + strconv.Itoa(os.Getpid())}
+	cfg := Config{Binary: need.Hypervisor(t, DefaultBinary), Cgroup: "cocoon-test-" + strconv.Itoa(os.Getpid())}
 	d, err := New(cfg, slog.New(slog.NewTextHandler(t.Output(), nil)))
 	if err != nil {
 		t.Fatal(err)
