@@ -213,6 +213,8 @@ func build(p hypervisor.Plan, firmware, memory string) (setup, error) {
 
 func diskID(n int) string { return "disk" + strconv.Itoa(n) }
 
+func diskPath(n int) string { return filepath.Join(rootDisks, strconv.Itoa(n)) }
+
 func (s *setup) place(f jail.RootedFile) { s.files = append(s.files, f) }
 
 // resume makes the machine one that resumes. It is described as the one that was saved, except for its memory, which is a file.
@@ -251,7 +253,7 @@ func (s *setup) boot(p hypervisor.Plan, firmware string) {
 
 // disk adds the disk with the number n.
 func (s *setup) disk(n int, d vm.Disk, queues int) {
-	at := filepath.Join(rootDisks, strconv.Itoa(n))
+	at := diskPath(n)
 	s.VM.Disks = append(s.VM.Disks, diskConfig{ID: diskID(n), Path: at, ReadOnly: d.ReadOnly, Serial: d.Serial, Type: "Raw", Queues: queues, Size: queueSize})
 	s.place(jail.RootedFile{At: at, Path: d.Path, Root: d.Root, ReadOnly: d.ReadOnly})
 }

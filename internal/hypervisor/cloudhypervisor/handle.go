@@ -16,12 +16,13 @@ const handleVersion = 1
 type handle struct {
 	jail.Handle
 
-	Program string    `json:"program,omitempty"` // version of the program, which may have been replaced since
-	Memory  int64     `json:"memory,omitempty"`  // of the guest, bytes
-	Huge    bool      `json:"huge,omitempty"`    // it consists of huge pages
-	Resets  bool      `json:"resets,omitempty"`  // a reset starts the guest again
-	Agent   bool      `json:"agent,omitempty"`   // it has a channel for its agent
-	Links   []carrier `json:"links,omitempty"`
+	Program string       `json:"program,omitempty"` // version of the program, which may have been replaced since
+	Memory  int64        `json:"memory,omitempty"`  // of the guest, bytes
+	Huge    bool         `json:"huge,omitempty"`    // it consists of huge pages
+	Resets  bool         `json:"resets,omitempty"`  // a reset starts the guest again
+	Agent   bool         `json:"agent,omitempty"`   // it has a channel for its agent
+	Disks   []jail.Drive `json:"disks,omitempty"`
+	Links   []carrier    `json:"links,omitempty"`
 }
 
 func decodeHandle(b hypervisor.Handle) (h handle, err error) {

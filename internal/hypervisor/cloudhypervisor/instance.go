@@ -34,6 +34,7 @@ type instance struct {
 var (
 	_ hypervisor.Instance      = (*instance)(nil)
 	_ hypervisor.ConsoleOpener = (*instance)(nil)
+	_ hypervisor.DiskGrower    = (*instance)(nil)
 	_ hypervisor.GuestDialer   = (*instance)(nil)
 	_ hypervisor.Linker        = (*instance)(nil)
 	_ hypervisor.Pauser        = (*instance)(nil)
@@ -178,6 +179,25 @@ func (i *instance) ResetOnPoweroff(_ context.Context, until time.Time) error {
 	i.mu.Lock()
 	defer i.mu.Unlock()
 	i.again = until
+	return nil
+}
+
+// GrowDisk implements hypervisor.DiskGrower. A guest that does not run yet finds its disks as they are then.
+func (i *instance) GrowDisk(ctx context.Context, serial string, size int64) error {
+	n, err := i.ToGrow(i.h.Disks, diskPath, serial, size)
+	if err != nil || i.notBegun() {
+		return err
+	}
+	s, err := i.state(ctx)
+	if err == nil && s != stateRunning {
+		err = errdefs.Unavailablef("it does not run, and Cloud Hypervisor tells only a guest that runs; resume it first")
+	}
+	if err == nil {
+		err = i.call(ctx, "PUT", "vm.resize-disk", diskSize{diskID(n), size}, nil)
+	}
+	if err != nil {
+		return fmt.Errorf("grow disk %s of VM %s: %w", serial, i.h.ID, err)
+	}
 	return nil
 }
 

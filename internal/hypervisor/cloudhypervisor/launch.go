@@ -187,7 +187,7 @@ func arguments(id vm.ID) []string {
 // boot tells the process what its VM is. On return the guest's CPUs run, unless the plan says that the guest starts paused.
 func (l *launch) boot(ctx context.Context) error {
 	h := handle{
-		Handle: l.Handle(Name, handleVersion), Program: l.program.version, Memory: l.Plan.Memory, Huge: l.Plan.Huge > 0, Resets: !l.Plan.Boot.Direct(), Agent: l.Plan.Agent != "",
+		Handle: l.Handle(Name, handleVersion), Program: l.program.version, Memory: l.Plan.Memory, Huge: l.Plan.Huge > 0, Resets: !l.Plan.Boot.Direct(), Agent: l.Plan.Agent != "", Disks: jail.Drives(l.Plan.Disks),
 	}
 	for n := range l.Plan.NICs {
 		at := carrier{Place: vm.PlaceOf(l.Plan.NICs, n)}

@@ -3,15 +3,15 @@
 package cloudhypervisor
 
 import (
-	"time"
-	"io"
 	"context"
 	"fmt"
+	"io"
 	"os"
 	"os/exec"
 	"path/filepath"
 	"strings"
 	"testing"
+	"time"
 
 	"cocoonstack.io/cocoon/internal/hypervisor/jail"
 
@@ -93,11 +93,38 @@ func TestClones(t *testing.T) {
 		p.Disks = []vm.Disk{{Path: disk, Format: vm.DiskRaw, Serial: "data"}}
 		return p
 	}
-	i := start(t, d, plan("tap0", 1<<20))
+	first := plan("tap0", 1<<20)
+	i := start(t, d, first)
 	testguest.Logged(t, i, "GUEST-READY")
 	testguest.Say(t, i, "up 10.9.8.2/24")
 	testguest.Logged(t, i, "UP")
 	testguest.Await(t, "the guest answers", answers)
+	grower, _ := hypervisor.As[hypervisor.DiskGrower](i)
+	for serial, size := range map[string]int64{"none": 8 << 20, "": 8 << 20, "data": 1 << 19} {
+		if err := grower.GrowDisk(t.Context(), serial, size); !errdefs.IsInvalid(err) {
+			t.Errorf("grow %q to %d: %v", serial, size, err)
+		}
+	}
+	if err := os.Truncate(first.Disks[0].Path, 2<<20); err != nil {
+		t.Fatal(err)
+	}
+	pauser, _ := hypervisor.As[hypervisor.Pauser](i)
+	if err := pauser.Pause(t.Context()); err != nil {
+		t.Fatal(err)
+	}
+	if err := grower.GrowDisk(t.Context(), "data", 2<<20); !errdefs.IsUnavailable(err) {
+		t.Errorf("grow a disk of a guest that is paused: %v", err)
+	}
+	if err := pauser.Resume(t.Context()); err != nil {
+		t.Fatal(err)
+	}
+	for range 2 {
+		if err := grower.GrowDisk(t.Context(), "data", 2<<20); err != nil {
+			t.Fatal(err)
+		}
+	}
+	testguest.Say(t, i, "sh while [ $(cat /sys/block/vda/size) != 4096 ]; do sleep 0.1; done; echo LARGER")
+	testguest.Logged(t, i, "LARGER .")
 	testguest.Say(t, i, "chatter 10.9.8.1")
 	echoes(t, i, "booted")
 	dir := t.TempDir()
@@ -116,7 +143,7 @@ func TestClones(t *testing.T) {
 	if all, err := os.ReadDir(dir); err != nil || len(all) != 2 {
 		t.Errorf("it has left %v, %v", all, err)
 	}
-	p, q := plan("tap1", 4<<20), plan("tap2", 1<<20)
+	p, q := plan("tap1", 4<<20), plan("tap2", 2<<20)
 	p.Incoming = &hypervisor.Incoming{State: s.State, Memory: s.Memory, LinksDown: true, Grown: []string{"data"}}
 	q.Incoming = &hypervisor.Incoming{State: s.State, Memory: s.Memory, LinksDown: true}
 	j, k := start(t, d, p), start(t, d, q)

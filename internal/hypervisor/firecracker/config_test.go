@@ -153,7 +153,7 @@ func TestVersion(t *testing.T) {
 func TestHandle(t *testing.T) {
 	h := handle{
 		Handle: jail.Handle{Driver: Name, Version: handleVersion, ID: testID, PID: 7, Start: 8, UUID: jail.UUID(testID), Dir: "/run/vm/x", UID: 9}, Memory: 1 << 20, Agent: true,
-		Disks: []drive{{"a", true}}, Links: []tap{{1, "tap0", "/run/netns/x"}},
+		Disks: []jail.Drive{{Serial: "a", ReadOnly: true}}, Links: []tap{{1, "tap0", "/run/netns/x"}},
 	}
 	raw, err := jail.Encode(&h)
 	if err != nil {
@@ -175,7 +175,7 @@ func TestHandleOfTheFirstBuild(t *testing.T) {
 		`"agent":true,"disks":[{"serial":"cow"},{"serial":"l0","readOnly":true}],"links":[{"place":0,"name":"tap0","netns":"/run/netns/x"}]}`
 	raw, err := jail.Encode(&handle{
 		Handle: jail.Handle{Driver: Name, Version: 1, ID: testID, PID: 4711, Start: 99, UUID: jail.UUID(testID), Dir: "/run/x", UID: 1879048192}, Memory: 128 << 20, Agent: true,
-		Disks: []drive{{"cow", false}, {"l0", true}}, Links: []tap{{0, "tap0", "/run/netns/x"}},
+		Disks: []jail.Drive{{Serial: "cow"}, {Serial: "l0", ReadOnly: true}}, Links: []tap{{0, "tap0", "/run/netns/x"}},
 	})
 	if got := strings.Replace(string(raw), jail.UUID(testID), "UUID", 1); err != nil || got != want {
 		t.Errorf("%s, %v\nwant %s", got, err, want)
@@ -185,7 +185,7 @@ func TestHandleOfTheFirstBuild(t *testing.T) {
 // FuzzDecodeHandle: whatever a record has as a handle, it is refused as invalid, or is one of this driver that is complete.
 func FuzzDecodeHandle(f *testing.F) {
 	raw, err := jail.Encode(&handle{
-		Handle: jail.Handle{Driver: Name, Version: handleVersion, ID: testID, PID: 7, Start: 8, UUID: jail.UUID(testID), Dir: "/run/vm/x", UID: 9}, Disks: []drive{{"a", true}},
+		Handle: jail.Handle{Driver: Name, Version: handleVersion, ID: testID, PID: 7, Start: 8, UUID: jail.UUID(testID), Dir: "/run/vm/x", UID: 9}, Disks: []jail.Drive{{Serial: "a", ReadOnly: true}},
 	})
 	if err != nil {
 		f.Fatal(err)

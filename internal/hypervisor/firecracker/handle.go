@@ -12,16 +12,10 @@ const handleVersion = 1
 type handle struct {
 	jail.Handle
 
-	Memory int64   `json:"memory"`          // of the guest, bytes
-	Agent  bool    `json:"agent,omitempty"` // it has a channel for its agent
-	Disks  []drive `json:"disks,omitempty"`
-	Links  []tap   `json:"links,omitempty"`
-}
-
-// drive is a disk of a guest.
-type drive struct {
-	Serial   string `json:"serial,omitempty"`
-	ReadOnly bool   `json:"readOnly,omitempty"`
+	Memory int64        `json:"memory"`          // of the guest, bytes
+	Agent  bool         `json:"agent,omitempty"` // it has a channel for its agent
+	Disks  []jail.Drive `json:"disks,omitempty"`
+	Links  []tap        `json:"links,omitempty"`
 }
 
 // tap is where an interface of a guest is.

@@ -6,7 +6,6 @@ import (
 	"fmt"
 	"io"
 	"net"
-	"os"
 	"path/filepath"
 	"slices"
 	"sync"
@@ -154,19 +153,9 @@ func (i *instance) begin(ctx context.Context) error {
 
 // GrowDisk implements hypervisor.DiskGrower.
 func (i *instance) GrowDisk(ctx context.Context, serial string, size int64) error {
-	if err := i.Alive(); err != nil {
+	n, err := i.ToGrow(i.h.Disks, diskPath, serial, size)
+	if err != nil {
 		return err
-	}
-	n := slices.IndexFunc(i.h.Disks, func(d drive) bool { return d.Serial == serial && serial != "" })
-	if n < 0 || i.h.Disks[n].ReadOnly {
-		return errdefs.Invalidf("VM %s has no disk %q that can be written to", i.h.ID, serial)
-	}
-	st, err := os.Stat(fmt.Sprintf("/proc/%d/root%s", i.h.PID, diskPath(n))) // the process cannot change what is there
-	switch {
-	case err != nil:
-		return i.Named(i.OrEnded(errdefs.Unavailablef("look at disk %s: %w", serial, err)))
-	case st.Mode().IsRegular() && st.Size() > size:
-		return errdefs.Invalidf("disk %s of VM %s has %d bytes, more than %d", serial, i.h.ID, st.Size(), size)
 	}
 	r := grown(n)
 	return i.Named(i.call(ctx, r.Verb, r.Path, r.Body, nil))

@@ -157,10 +157,7 @@ func (l *launch) boot(ctx context.Context) error {
 
 func (l *launch) instance() (*instance, error) {
 	h := handle{
-		Handle: l.Handle(Name, handleVersion), Memory: l.Plan.Memory, Agent: l.Plan.Agent != "",
-	}
-	for _, d := range l.Plan.Disks {
-		h.Disks = append(h.Disks, drive{d.Serial, d.ReadOnly})
+		Handle: l.Handle(Name, handleVersion), Memory: l.Plan.Memory, Agent: l.Plan.Agent != "", Disks: jail.Drives(l.Plan.Disks),
 	}
 	for n, nic := range l.Plan.NICs {
 		h.Links = append(h.Links, tap{vm.PlaceOf(l.Plan.NICs, n), nic.Tap, nic.NetNS})
