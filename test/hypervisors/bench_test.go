@@ -4,12 +4,10 @@ package hypervisors
 
 import (
 	"bytes"
-	"encoding/json"
 	"errors"
 	"fmt"
 	"log/slog"
 	"os"
-	"os/exec"
 	"path/filepath"
 	"slices"
 	"strconv"
@@ -32,14 +30,21 @@ const (
 	ready  = "GUEST-READY"
 )
 
-// contender is one hypervisor: our driver of it, and its own command line for the same guest.
+// contender is one hypervisor: our driver of it, and the program alone with the same guest.
 type contender struct {
 	name   string
-	driver hypervisor.Driver
-	bare   func(t *testing.T, p hypervisor.Plan) *exec.Cmd
+	driver hypervisor.Driver // nil: we have none
+	bare   program
 }
 
-// TestNumbers measures the hypervisors side by side in one run, and prints a table. Guests have one CPU and 128 MiB.
+// figures are what was measured of one program, or of our driver of it: seconds, and MiB of proportional set size.
+type figures struct {
+	boots, saves, clones []float64
+	booted, cloned       float64
+	method               string
+}
+
+// TestNumbers measures the hypervisors side by side in one run, and prints tables. Guests have one CPU and 128 MiB.
 func TestNumbers(t *testing.T) {
 	if problem := jail.ReadKVM().Problem(); problem != "" {
 		t.Skip("KVM is needed: " + problem)
@@ -48,102 +53,110 @@ func TestNumbers(t *testing.T) {
 	log := slog.New(slog.DiscardHandler)
 	group := "cocoon-bench-" + strconv.Itoa(os.Getpid())
 	all := []contender{
-		{"QEMU q35", must(qemu.New(qemu.Config{Binary: need.QEMU(t), Cgroup: group}, log)), func(t *testing.T, p hypervisor.Plan) *exec.Cmd {
-			t.Helper()
-			return exec.Command(need.QEMU(t), "-nodefaults", "-no-user-config", "-display", "none", "-no-reboot", "-machine", "q35", "-accel", "kvm", "-cpu", "host", "-bios", "qboot.rom",
-				"-m", mib(p), "-kernel", p.Boot.Kernel, "-initrd", p.Boot.Initrd, "-append", arguments(p), "-serial", "stdio")
-		}},
-		{"QEMU microvm", nil, func(t *testing.T, p hypervisor.Plan) *exec.Cmd {
-			t.Helper()
-			return exec.Command(need.QEMU(t), "-nodefaults", "-no-user-config", "-display", "none", "-no-reboot", "-machine", "microvm,acpi=off,x-option-roms=off", "-accel", "kvm", "-cpu", "host",
-				"-m", mib(p), "-kernel", p.Boot.Kernel, "-initrd", p.Boot.Initrd, "-append", arguments(p), "-serial", "stdio")
-		}},
-		{"Cloud Hypervisor", must(cloudhypervisor.New(cloudhypervisor.Config{Binary: need.Hypervisor(t, cloudhypervisor.DefaultBinary), Cgroup: group}, log)), func(t *testing.T, p hypervisor.Plan) *exec.Cmd {
-			t.Helper()
-			return exec.Command(need.Hypervisor(t, cloudhypervisor.DefaultBinary), "--cpus", "boot=1", "--memory", "size="+mib(p)+"M", "--kernel", p.Boot.Kernel, "--initramfs", p.Boot.Initrd,
-				"--cmdline", arguments(p), "--console", "off", "--serial", "tty")
-		}},
-		{"Firecracker", must(firecracker.New(firecracker.Config{Binary: need.Hypervisor(t, firecracker.DefaultBinary), Cgroup: group}, log)), func(t *testing.T, p hypervisor.Plan) *exec.Cmd {
-			t.Helper()
-			file := filepath.Join(t.TempDir(), "config.json")
-			size, _ := strconv.Atoi(mib(p))
-			text, err := json.Marshal(map[string]any{
-				"boot-source":    map[string]any{"kernel_image_path": p.Boot.Kernel, "initrd_path": p.Boot.Initrd, "boot_args": arguments(p) + " reboot=k"},
-				"machine-config": map[string]any{"vcpu_count": 1, "mem_size_mib": size}, "drives": []any{},
-			})
-			if err := errors.Join(err, os.WriteFile(file, text, 0o600)); err != nil {
-				t.Fatal(err)
-			}
-			return exec.Command(need.Hypervisor(t, firecracker.DefaultBinary), "--no-api", "--config-file", file)
-		}},
+		{"QEMU q35", must(qemu.New(qemu.Config{Binary: need.QEMU(t), Cgroup: group}, log)), qemuProgram("-machine", "q35", "-bios", "qboot.rom")},
+		{"QEMU microvm", nil, qemuProgram("-machine", "microvm,acpi=off,x-option-roms=off")},
+		{"Cloud Hypervisor", must(cloudhypervisor.New(cloudhypervisor.Config{Binary: need.Hypervisor(t, cloudhypervisor.DefaultBinary), Cgroup: group}, log)), cloudHypervisorProgram()},
+		{"Firecracker", must(firecracker.New(firecracker.Config{Binary: need.Hypervisor(t, firecracker.DefaultBinary), Cgroup: group}, log)), firecrackerProgram()},
 	}
-	boots, bares, saves, resumes := map[string][]float64{}, map[string][]float64{}, map[string][]float64{}, map[string][]float64{}
-	resident, shares, methods := map[string]float64{}, map[string]float64{}, map[string]string{}
+	ours, bares := map[string]*figures{}, map[string]*figures{}
+	for _, c := range all {
+		ours[c.name], bares[c.name] = &figures{}, &figures{}
+	}
 	for round := range rounds {
 		for _, c := range all {
-			bares[c.name] = append(bares[c.name], bare(t, c.bare(t, guest.Plan(t))))
-			if c.driver == nil {
-				continue
-			}
-			p := guest.Plan(t)
-			begin := time.Now()
-			i := launch(t, c.driver, p)
-			testguest.Logged(t, i, ready)
-			boots[c.name] = append(boots[c.name], time.Since(begin).Seconds())
-			if round < rounds-1 {
-				kill(t, i)
-				continue
-			}
-			resident[c.name] = proportional(t, i.PID())
-			saver, ok := hypervisor.As[hypervisor.Snapshotter](i)
-			if !ok {
-				kill(t, i)
-				continue
-			}
-			dir := t.TempDir()
-			begin = time.Now()
-			saved, err := saver.Save(t.Context(), hypervisor.SavePlan{State: filepath.Join(dir, "state"), Memory: filepath.Join(dir, "memory")})
-			if err != nil {
-				t.Fatalf("%s: %v", c.name, err)
-			}
-			saves[c.name], methods[c.name] = []float64{time.Since(begin).Seconds()}, saved.Method
-			kill(t, i)
-			var together []hypervisor.Instance
-			for range clones {
-				q := guest.Plan(t)
-				q.Incoming = &hypervisor.Incoming{State: filepath.Join(dir, "state"), Memory: filepath.Join(dir, "memory")}
-				begin := time.Now()
-				clone := launch(t, c.driver, q)
-				testguest.Say(t, clone, "hello")
-				resumes[c.name] = append(resumes[c.name], time.Since(begin).Seconds())
-				together = append(together, clone)
-			}
-			for _, clone := range together {
-				shares[c.name] += proportional(t, clone.PID()) / clones
-			}
-			for _, clone := range together {
-				kill(t, clone)
+			c.bare.measure(t, bares[c.name], guest, round == rounds-1)
+			if c.driver != nil {
+				measure(t, ours[c.name], c.driver, guest, round == rounds-1)
 			}
 		}
 	}
 	var out bytes.Buffer
-	fmt.Fprintln(&out, "| | boot | its own command line | ratio | process, booted (PSS) | save | clone until its console answers | of a boot | PSS of each of 5 clones |\n|---|---|---|---|---|---|---|---|---|")
+	fmt.Fprintln(&out, "| | boot | × bare | PSS after boot | × bare | save | clone answers | × bare | × its boot | PSS of each of 5 clones | × bare |\n|---|---|---|---|---|---|---|---|---|---|---|")
 	for _, c := range all {
-		own := median(bares[c.name])
-		if c.driver == nil {
-			fmt.Fprintf(&out, "| %s | | %.2f s | | | | | | |\n", c.name, own)
-			continue
-		}
-		boot := median(boots[c.name])
-		fmt.Fprintf(&out, "| %s | %.2f s | %.2f s | %.2f × | %.0f MiB |", c.name, boot, own, boot/own, resident[c.name])
-		if len(resumes[c.name]) > 0 {
-			clone := median(resumes[c.name])
-			fmt.Fprintf(&out, " %.2f s, %s | %.2f s | %.2f × | %.0f MiB |\n", median(saves[c.name]), methods[c.name], clone, clone/boot, shares[c.name])
-		} else {
-			fmt.Fprintln(&out, " | | | |")
+		f, own := ours[c.name], bares[c.name]
+		boot, clone := median(own.boots), median(own.clones)
+		fmt.Fprintf(&out, "| %s, bare | %.2f s | | %.0f MiB | | %.2f s | %.2f s | | %.2f | %.0f MiB | |\n", c.name, boot, own.booted, median(own.saves), clone, clone/boot, own.cloned)
+		if c.driver != nil {
+			fmt.Fprintf(&out, "| %s | %.2f s | %.2f | %.0f MiB | %.2f | %.2f s, %s | %.2f s | %.2f | %.2f | %.0f MiB | %.2f |\n", c.name, median(f.boots), median(f.boots)/boot, f.booted, f.booted/own.booted,
+				median(f.saves), f.method, median(f.clones), median(f.clones)/clone, median(f.clones)/median(f.boots), f.cloned, f.cloned/own.cloned)
 		}
 	}
-	t.Logf("medians of %d rounds in turns\n\n%s", rounds, out.String())
+	t.Logf("medians of %d rounds in turns, of %d clones\n\n%s", rounds, clones, out.String())
+}
+
+// measure boots a guest by our driver, and, with clones, saves it, and resumes several from that.
+func measure(t *testing.T, f *figures, d hypervisor.Driver, guest testguest.Guest, withClones bool) {
+	t.Helper()
+	began := time.Now()
+	i := launch(t, d, guest.Plan(t))
+	testguest.Logged(t, i, ready)
+	f.boots = append(f.boots, time.Since(began).Seconds())
+	if !withClones {
+		kill(t, i)
+		return
+	}
+	f.booted = proportional(t, i.PID())
+	dir := t.TempDir()
+	saver, _ := hypervisor.As[hypervisor.Snapshotter](i)
+	began = time.Now()
+	saved, err := saver.Save(t.Context(), hypervisor.SavePlan{State: filepath.Join(dir, "state"), Memory: filepath.Join(dir, "memory")})
+	if err != nil {
+		t.Fatalf("%s: %v", d.Name(), err)
+	}
+	f.saves, f.method = []float64{time.Since(began).Seconds()}, saved.Method
+	kill(t, i)
+	var together []hypervisor.Instance
+	for range clones {
+		p := guest.Plan(t)
+		p.Incoming = &hypervisor.Incoming{State: filepath.Join(dir, "state"), Memory: filepath.Join(dir, "memory")}
+		began := time.Now()
+		clone := launch(t, d, p)
+		testguest.Say(t, clone, "hello")
+		f.clones = append(f.clones, time.Since(began).Seconds())
+		together = append(together, clone)
+	}
+	for _, clone := range together {
+		f.cloned += proportional(t, clone.PID()) / clones
+	}
+	for _, clone := range together {
+		kill(t, clone)
+	}
+}
+
+// measure is the same for the program alone.
+func (c program) measure(t *testing.T, f *figures, guest testguest.Guest, withClones bool) {
+	t.Helper()
+	dir, p := t.TempDir(), guest.Plan(t)
+	sock := filepath.Join(dir, "sock")
+	began := time.Now()
+	r := begin(t, c.boot(t, p, sock))
+	defer r.end()
+	r.hears(t, ready)
+	f.boots = append(f.boots, time.Since(began).Seconds())
+	if !withClones {
+		return
+	}
+	f.booted = proportional(t, r.cmd.Process.Pid)
+	began = time.Now()
+	c.save(t, sock, dir)
+	f.saves = []float64{time.Since(began).Seconds()}
+	r.end()
+	var together []*running
+	for n := range clones {
+		sock := filepath.Join(dir, "clone"+strconv.Itoa(n))
+		began := time.Now()
+		clone := begin(t, c.clone(t, p, sock, dir))
+		defer clone.end()
+		if c.load != nil {
+			c.load(t, sock, dir)
+		}
+		clone.say(t, "hello")
+		f.clones = append(f.clones, time.Since(began).Seconds())
+		together = append(together, clone)
+	}
+	for _, clone := range together {
+		f.cloned += proportional(t, clone.cmd.Process.Pid) / clones
+	}
 }
 
 func must[T any](v T, err error) T {
@@ -151,46 +164,6 @@ func must[T any](v T, err error) T {
 		panic(err)
 	}
 	return v
-}
-
-func mib(p hypervisor.Plan) string { return strconv.FormatInt(p.Memory>>20, 10) }
-
-func arguments(p hypervisor.Plan) string {
-	return "console=ttyS0 quiet panic=-1 oops=panic no_timer_check noreplace-smp swiotlb=noforce cryptomgr.notests " + p.Boot.Cmdline
-}
-
-// bare runs a command until the guest is ready, and returns how long that took, in seconds.
-func bare(t *testing.T, cmd *exec.Cmd) float64 {
-	t.Helper()
-	r, w, err := os.Pipe()
-	if err != nil {
-		t.Fatal(err)
-	}
-	defer r.Close()
-	stdin, err := cmd.StdinPipe()
-	if err != nil {
-		t.Fatal(err)
-	}
-	defer stdin.Close()
-	cmd.Stdout, cmd.Stderr = w, w
-	begin := time.Now()
-	err = cmd.Start()
-	w.Close()
-	if err != nil {
-		t.Fatal(err)
-	}
-	defer func() {
-		_ = cmd.Process.Kill()
-		_ = cmd.Wait()
-	}()
-	var said []byte
-	for buf := make([]byte, 4096); !bytes.Contains(said, []byte(ready)); {
-		n, err := r.Read(buf)
-		if said = append(said, buf[:n]...); err != nil {
-			t.Fatalf("%s ended: %v\n%s", cmd.Path, err, said)
-		}
-	}
-	return time.Since(begin).Seconds()
 }
 
 func launch(t *testing.T, d hypervisor.Driver, p hypervisor.Plan) hypervisor.Instance {

@@ -452,3 +452,28 @@ func TestOlderIsRefused(t *testing.T) {
 		})
 	}
 }
+
+// TestOlderLeapsAtItsMark: what has been put back may be older than the copies of the records although its mark agrees with it, because the mark was put back too.
+func TestOlderLeapsAtItsMark(t *testing.T) {
+	dir := t.TempDir()
+	j := open(t, dir, 0)
+	r := journaltest.Record("a")
+	if _, err := j.Begin(t.Context(), journal.Intent{ID: r.ID, Op: "create"}, r); err != nil {
+		t.Fatal(err)
+	}
+	reached := j.Revision()
+	if err := j.Close(); err != nil {
+		t.Fatal(err)
+	}
+	older, err := Open(t.Context(), Config{Path: filepath.Join(dir, "journal.db"), Older: true})
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer older.Close()
+	if older.Revision() <= reached+1 {
+		t.Errorf("it goes on at revision %d after %d, which the future that is gone may have reached", older.Revision(), reached)
+	}
+	if _, err := older.Events(t.Context(), reached, 0); !errdefs.IsFailedPrecondition(err) {
+		t.Errorf("who has seen revision %d is told %v", reached, err)
+	}
+}
