@@ -20,10 +20,15 @@ import (
 // carries traffic, also after kill -9 of the daemon, even while the VM is hibernated. Nothing of them is left when the
 // VM is removed.
 func TestVMWithCNI(t *testing.T) {
+	withCNI(t, newNode(t), "")
+}
+
+// withCNI takes a VM of the driver with interfaces of three networks, two of them of plugins, through its life. "" is the node's driver.
+func withCNI(t *testing.T, n *node, driver string) {
+	t.Helper()
 	if _, err := os.Stat("/usr/lib/cni/bridge"); err != nil {
 		need.Tool(t, "the CNI plugin bridge")
 	}
-	n := newNode(t)
 	conf := filepath.Join(n.dir, "cni")
 	if err := os.Mkdir(conf, 0o755); err != nil {
 		t.Fatal(err)
@@ -39,7 +44,7 @@ func TestVMWithCNI(t *testing.T) {
 	n.flags = append(n.flags, "--cni-conf-dir", conf)
 	n.crash()
 	_, err := n.Launch(t.Context(), vm.Spec{
-		Name: "web", Image: demo, CPUs: 1, Memory: 256 << 20, Storage: 64 << 20,
+		Name: "web", Driver: driver, Image: demo, CPUs: 1, Memory: 256 << 20, Storage: 64 << 20,
 		NICs: []vm.NICSpec{{Network: "lab"}, {Network: network.ConflistName}, {}},
 	})
 	if err != nil {
