@@ -88,15 +88,15 @@ if [ ! -d "$kernel" ]; then
     gzip -9n <"$(find "$work/e2fsck" -name e2fsck.static -type f -perm -u+x | head -n1)" >"$work/out/e2fsck.gz"
     say "packing the demo disks"
     for deb in "$work"/deb/grub-*.deb; do dpkg-deb -x "$deb" "$work/grub"; done
-    echo 'set root=(hd0,msdos1)
+    echo 'set root=(hd0,gpt2)
 configfile /grub.cfg' >"$work/early.cfg"
     cp "$work/grub/usr/lib/grub/i386-pc/boot.img" "$work/"
     "$work/grub/usr/bin/grub-mkimage" -d "$work/grub/usr/lib/grub/i386-pc" -O i386-pc -p / -c "$work/early.cfg" -o "$work/core.img" \
-        biosdisk part_msdos tar normal configfile linux
+        biosdisk part_gpt tar normal configfile linux
     echo 'search --no-floppy --file --set=root /grub.cfg
 configfile /grub.cfg' >"$work/early.cfg"
     "$work/grub/usr/bin/grub-mkimage" -d "$work/grub/usr/lib/grub/x86_64-efi" -O x86_64-efi -p / -c "$work/early.cfg" -o "$work/bootx64.efi" \
-        part_msdos tar search search_fs_file normal configfile linux
+        part_gpt tar search search_fs_file normal configfile linux
     for pair in kernel:disk pc:pc; do
         go run -trimpath ./guest/pack modules "$work/${pair%:*}" "$work/modules-${pair%:*}"
         go run -trimpath ./guest/pack disk "$work/${pair%:*}"/boot/vmlinuz-* "$work/modules-${pair%:*}" "$work/out/busybox" "$work" "$work/out/${pair#*:}.img"

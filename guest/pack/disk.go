@@ -28,10 +28,12 @@ var (
 
 const (
 	sector    = 512
-	partStart = 2048 // sectors: GRUB's core image is before the first partition
+	partStart = 2048 // sectors: GRUB's core image is before it
 	grubLimit = partStart * sector
 	// bootDisk is a jump in boot.img that GRUB's installer replaces, so that GRUB believes the BIOS which disk it started from.
 	bootDisk = 0x66
+	// coreAt is the place in boot.img of the sector of core.img, and restAt that in the first sector of core.img of the sector of its rest.
+	coreAt, restAt = 0x5c, 0x1f4
 	// partTable is the first entry of the partition table in the first sector.
 	partTable = 0x1be
 	// efiSize is the size of the partition that UEFI starts from, in bytes.
@@ -40,7 +42,7 @@ const (
 
 // packDisk writes the disk of a small system that a BIOS or UEFI starts: GRUB and a partition, which is a tar archive with the kernel,
 // an initramfs and GRUB's menu. GRUB reads such archives, and the system lives in memory, so that only UEFI needs a file system, in a
-// partition of its own. grub is a folder with boot.img, core.img and bootx64.efi.
+// partition of its own, which firmwares of virtual machines find in a GPT only. grub is a folder with boot.img, core.img and bootx64.efi.
 func packDisk(kernel, modules, busybox, grub, out string) error {
 	initrd, err := diskInitramfs(modules, busybox)
 	if err != nil {
@@ -96,30 +98,33 @@ initrd /initrd
 boot
 `
 
-// layOut is the disk: GRUB's first sector with a partition table, its core image, and the partitions, in whole MiB.
+// layOut is the disk, whose partitions are in a GPT: GRUB's first sector and core image, which a BIOS starts, part, and efi, which UEFI starts.
+// It ends with a MiB for the second table.
 func layOut(boot, core, part, efi []byte) ([]byte, error) {
-	if len(boot) != sector || len(core) == 0 || sector+len(core) > grubLimit {
+	if len(boot) != sector || len(core) < sector || gptFirst*sector+len(core) > grubLimit {
 		return nil, fmt.Errorf("boot.img of %d bytes and core.img of %d do not fit before the partition", len(boot), len(core))
 	}
 	const mib = 1 << 20
-	second := (grubLimit + len(part) + mib - 1) / mib * mib
-	disk := make([]byte, second+(len(efi)+mib-1)/mib*mib)
+	whole := func(n int) int { return (n + mib - 1) / mib * mib }
+	second := grubLimit + whole(len(part))
+	disk := make([]byte, second+whole(len(efi))+mib)
 	copy(disk, boot)
 	copy(disk[bootDisk:], []byte{0x90, 0x90}) // no operation
-	entry := disk[partTable : partTable+64]
-	clear(entry)
-	partition := func(entry []byte, active, kind byte, from, to int) {
-		copy(entry, []byte{active, 0xfe, 0xff, 0xff, kind, 0xfe, 0xff, 0xff}) // without cylinders and heads
-		binary.LittleEndian.PutUint32(entry[8:], uint32(from/sector))         //nolint:gosec // it is small
-		binary.LittleEndian.PutUint32(entry[12:], uint32((to-from)/sector))   //nolint:gosec // it is small
+	copy(disk[gptFirst*sector:], core)
+	for _, f := range []struct{ place, was, is int }{{coreAt, 1, gptFirst}, {gptFirst*sector + restAt, 2, gptFirst + 1}} {
+		at := disk[f.place:]
+		if was := binary.LittleEndian.Uint64(at); was != uint64(f.was) { //nolint:gosec // it is small
+			return nil, fmt.Errorf("this GRUB goes on at sector %d, and not at %d: its boot.img and core.img are not known", was, f.was)
+		}
+		binary.LittleEndian.PutUint64(at, uint64(f.is)) //nolint:gosec // it is small
 	}
-	partition(entry, 0x80, 0x83, grubLimit, second)   // Linux
-	partition(entry[16:], 0, 0xef, second, len(disk)) // for UEFI
-	disk[510], disk[511] = 0x55, 0xaa
-	copy(disk[sector:], core)
 	copy(disk[grubLimit:], part)
 	copy(disk[second:], efi)
-	return disk, nil
+	return disk, writeGPT(disk, []partition{
+		{partGRUB, "bios", gptFirst, partStart},
+		{partLinux, "system", partStart, second / sector},
+		{partEFI, "efi", second / sector, (second + whole(len(efi))) / sector},
+	})
 }
 
 // diskInitramfs is the system of the demo disk as a cpio archive.
