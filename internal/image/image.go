@@ -34,7 +34,7 @@ type Store interface {
 
 	// Prepare makes the disks of a VM: the shared read-only ones by reference and a private writable one. It is idempotent: existing disks
 	// are kept, with their content. Blank has only the private one.
-	// Errors: InvalidArgument when the storage is smaller than the image, Unsupported when the image has no raw disk.
+	// Errors: InvalidArgument when the storage is smaller than the image, DataLoss when its disk is damaged, ResourceExhausted (disk).
 	Prepare(ctx context.Context, img Image, l Layout) (Rootfs, error)
 
 	// Base returns the disks that Prepare would give a VM, but creates nothing. A disk that would be private to the VM has

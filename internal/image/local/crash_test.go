@@ -25,6 +25,7 @@ const (
 	childDir    = "COCOON_TEST_IMAGE_DIR"
 	childRemove = "COCOON_TEST_IMAGE_REMOVE"
 	childCycle  = "COCOON_TEST_IMAGE_CYCLE"
+	childRaw    = "COCOON_TEST_IMAGE_RAW"
 )
 
 func TestMain(m *testing.M) {
@@ -39,6 +40,17 @@ func child(dir string) int {
 	s, ctx := open(t, dir), context.Background()
 	if os.Getenv(childCycle) != "" {
 		return cycle(ctx, s)
+	}
+	if vmDir := os.Getenv(childRaw); vmDir != "" {
+		img, err := s.Get(ctx, "disk")
+		if err == nil {
+			_, err = s.Prepare(ctx, img, image.Layout{Dir: vmDir, Raw: true})
+		}
+		if err != nil {
+			fmt.Println(err)
+			return 1
+		}
+		return 0
 	}
 	if os.Getenv(childRemove) != "" {
 		for {

@@ -42,6 +42,7 @@ type Config struct {
 //
 //	lock                    locked exclusively for every change of names, shared while a temporary folder is created
 //	data/<sha256>/          one image: image.json and disk.raw, disk.qcow2 or config.json; never changed, only removed
+//	data/<sha256>/disk.raw  the same disk as disk.qcow2, made for the first VM whose disks must be raw
 //	data/<sha256>/grants.json who has proved that they may have it, by repository; entries are only added
 //	data/<sha256>/unclaimed mark: remove it unless a name refers to it; an import or a removal is not finished
 //	data/<sha256>/used      empty; its time is the last use of the image

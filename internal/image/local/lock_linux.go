@@ -53,7 +53,7 @@ const reserve = 1 << 30
 
 // room returns how many bytes an import may use.
 func (s *Store) room() (int64, error) {
-	disk, err := statfs(s.cfg.Dir)
+	disk, err := s.statfs(s.cfg.Dir)
 	return disk.avail - min(reserve, disk.avail/8), err
 }
 

@@ -56,11 +56,8 @@ func (s *Store) Prepare(ctx context.Context, img image.Image, l image.Layout) (_
 	}
 	own := vm.Disk{Path: filepath.Join(l.Dir, OverlayFile), Format: vm.DiskQCOW2, Serial: image.SerialDisk, Role: vm.RoleCOW, Backing: &base}
 	if l.Raw {
-		if base.Format != vm.DiskRaw {
-			return image.Rootfs{}, errdefs.Unsupportedf("the disk of image %s is %s, and the hypervisor of this VM reads raw disks only; import the image as a raw disk, or choose another hypervisor", orID(img), base.Format)
-		}
 		own = raw(own, l.Dir)
-		return image.Rootfs{Disks: []vm.Disk{own}}, s.copyTo(ctx, own.Path, base.Path, roundUp(storage, qcow2.SectorSize))
+		return image.Rootfs{Disks: []vm.Disk{own}}, s.copyTo(ctx, own.Path, roundUp(storage, qcow2.SectorSize), func() (string, error) { return s.rawDisk(ctx, img, rec) })
 	}
 	return image.Rootfs{Disks: []vm.Disk{own}}, overlay(own, storage, qcow2.SectorSize)
 }
@@ -71,17 +68,20 @@ func raw(d vm.Disk, dir string) vm.Disk {
 	return d
 }
 
-// copyTo makes path a sparse copy of src, of size bytes, unless it exists: by reflink where the file system can do that.
-func (s *Store) copyTo(ctx context.Context, path, src string, size int64) error {
+// copyTo makes path a sparse copy of the file that find finds, of size bytes, unless it exists: by reflink where the file system can do that.
+func (s *Store) copyTo(ctx context.Context, path string, size int64, find func() (string, error)) error {
 	if _, err := os.Lstat(path); err == nil {
 		return nil
+	}
+	src, err := find()
+	if err != nil {
+		return err
 	}
 	part := path + ".part" // of an attempt that was killed, if it exists
 	if err := os.Remove(part); err != nil && !errors.Is(err, fs.ErrNotExist) {
 		return fmt.Errorf("copy the disk %s: %w", src, err)
 	}
-	err := sparse.CopyFile(ctx, part, src)
-	if err == nil {
+	if err = sparse.CopyFile(ctx, part, src); err == nil {
 		err = os.Truncate(part, size)
 	}
 	if err == nil {
@@ -151,7 +151,7 @@ func (s *Store) prepareOCI(ctx context.Context, rec record, l image.Layout) (ima
 	}
 	if l.Raw {
 		cow = raw(cow, l.Dir)
-		return image.Rootfs{Disks: append(s.layerDisks(rec), cow)}, s.copyTo(ctx, cow.Path, empty, storage)
+		return image.Rootfs{Disks: append(s.layerDisks(rec), cow)}, s.copyTo(ctx, cow.Path, storage, func() (string, error) { return empty, nil })
 	}
 	return image.Rootfs{Disks: append(s.layerDisks(rec), cow)}, overlay(cow, storage, blockSize)
 }
