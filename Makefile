@@ -49,7 +49,7 @@ kvm-guest: ## the machine with KVM in which hack/in-kvm.sh runs a program, into 
 	@go build -ldflags '-s -w' -o $(BIN)/kvm/in-kvm ./internal/testkit/machine/inkvm
 
 .PHONY: hypervisors
-hypervisors: ## Firecracker and Cloud Hypervisor, from their sources by Rust, into bin/hypervisors (the first build takes some minutes, then it is cached)
+hypervisors: ## Firecracker, Cloud Hypervisor and its firmware, from their sources by Rust, into bin/hypervisors (the first build takes some minutes, then it is cached)
 	@hack/setup.sh hypervisors
 	@hack/hypervisors.sh $(BIN)/hypervisors
 
@@ -224,7 +224,7 @@ test-host: deb demo-image ## Cocoon on a whole emulated machine with KVM, whose 
 .PHONY: test-hypervisors
 test-hypervisors: hypervisors kvm-guest binaries guest demo-image ## Cloud Hypervisor and Firecracker, their drivers and whole nodes, on an emulated machine with KVM; minutes
 	@hack/test.sh kvm ./internal/hypervisor/cloudhypervisor ./internal/hypervisor/firecracker
-	@hack/test.sh kvm -run '^TestVMHypervisors$$' ./internal/app/cocoond
+	@hack/test.sh kvm -run '^TestVMHypervisors' ./internal/app/cocoond
 
 .PHONY: bench-hypervisors
 bench-hypervisors: hypervisors kvm-guest guest ## the numbers of docs/hypervisors.md: the hypervisors side by side, on an emulated machine with KVM; minutes

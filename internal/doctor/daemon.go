@@ -85,7 +85,7 @@ func (d doctor) pools(ctx context.Context) finding {
 }
 
 // drivers reports the hypervisors that VMs can ask for. One that the node lacks is no fault, unless it is the default. A daemon that does not
-// answer is no finding.
+// answer is no finding. A hypervisor without firmware runs container images only; `cocoon node info` says what it lacks.
 func (d doctor) drivers(ctx context.Context) finding {
 	ctx, cancel := context.WithTimeout(ctx, probeTimeout)
 	defer cancel()
@@ -97,7 +97,11 @@ func (d doctor) drivers(ctx context.Context) finding {
 	for _, x := range all {
 		switch {
 		case x.Error == "":
-			said = append(said, strings.TrimSpace(x.Name+" "+x.Version)+" by "+x.Accel)
+			text := strings.TrimSpace(x.Name+" "+x.Version) + " by " + x.Accel
+			if len(x.Firmware) == 0 {
+				text += ", no disk images"
+			}
+			said = append(said, text)
 		case x.Default:
 			return finding{Warn, x.Name + ", the default: " + x.Error, "do what it says, or choose another default by `cocoond --driver`"}
 		default:

@@ -197,14 +197,14 @@ func TestPools(t *testing.T) {
 }
 
 func TestDrivers(t *testing.T) {
-	qemu, broken := nodewire.Driver{Name: "qemu", Version: "7.2.22", Accel: "kvm", Default: true}, nodewire.Driver{Name: "firecracker", Error: "it needs KVM"}
+	qemu, broken := nodewire.Driver{Name: "qemu", Version: "7.2.22", Accel: "kvm", Firmware: []string{"bios"}, Default: true}, nodewire.Driver{Name: "firecracker", Error: "it needs KVM"}
 	for name, tc := range map[string]struct {
 		all            []nodewire.Driver
 		err            error
 		status, detail string
 	}{
 		"no daemon": {err: errors.New("nobody"), status: OK, detail: "not examined: cocoond does not answer"},
-		"all":       {all: []nodewire.Driver{{Name: "cloud-hypervisor", Version: "53.0", Accel: "kvm"}, broken, qemu}, status: OK, detail: "cloud-hypervisor 53.0 by kvm; not firecracker: it needs KVM; qemu 7.2.22 by kvm"},
+		"all":       {all: []nodewire.Driver{{Name: "cloud-hypervisor", Version: "53.0", Accel: "kvm"}, broken, qemu}, status: OK, detail: "cloud-hypervisor 53.0 by kvm, no disk images; not firecracker: it needs KVM; qemu 7.2.22 by kvm"},
 		"default":   {all: []nodewire.Driver{{Name: "firecracker", Error: "it needs KVM", Default: true}, qemu}, status: Warn, detail: "firecracker, the default: it needs KVM"},
 	} {
 		d := doctor{Config{Drivers: func(context.Context) ([]nodewire.Driver, error) { return tc.all, tc.err }}}

@@ -136,7 +136,7 @@ func (m *machine) designBoot(ctx context.Context, r vm.Record, c vm.Container, g
 		return r, img, err
 	}
 	next.ID, next.Owner = r.ID, r.Owner
-	if next.Boot, err = m.bootOf(r.ID, spec, img.Type); err != nil {
+	if next.Boot, err = m.bootOf(r.ID, r.Driver, spec, img.Type); err != nil {
 		return r, img, err
 	}
 	if _, err := m.designImageVolumes(ctx, &next); err != nil {

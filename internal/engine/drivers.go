@@ -52,6 +52,14 @@ func (ds drivers) rawOnly(name string) bool {
 	return ok && r.RawOnly()
 }
 
+// firmware returns what boots a disk guest of the driver with that name that asks for no firmware.
+func (ds drivers) firmware(name string) vm.Firmware {
+	if t, ok := hypervisor.As[hypervisor.FirmwareTeller](ds[name]); ok {
+		return t.Firmware()
+	}
+	return vm.FirmwareBIOS
+}
+
 // names lists the drivers for a message.
 func (ds drivers) names() string { return list(slices.Collect(maps.Keys(ds))) }
 

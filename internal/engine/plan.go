@@ -45,7 +45,7 @@ func (n *node) design(spec vm.Spec, driver string, img image.Image) (vm.Record, 
 		}
 	}
 	var err error
-	if r.Boot, err = n.bootOf(r.ID, spec, img.Type); err != nil {
+	if r.Boot, err = n.bootOf(r.ID, r.Driver, spec, img.Type); err != nil {
 		return r, err
 	}
 	if h := spec.Hardware; h != nil {
@@ -111,8 +111,8 @@ func (n *node) design(spec vm.Spec, driver string, img image.Image) (vm.Record, 
 	return r, nil
 }
 
-// bootOf returns how the VM id of an image of type t starts.
-func (n *node) bootOf(id vm.ID, spec vm.Spec, t vm.ImageType) (vm.Boot, error) {
+// bootOf returns how the VM id of an image of type t starts in the driver with that name.
+func (n *node) bootOf(id vm.ID, driver string, spec vm.Spec, t vm.ImageType) (vm.Boot, error) {
 	if t == vm.ImageOCI {
 		if n.cfg.Kernel == "" {
 			return vm.Boot{}, errdefs.Preconditionf("image %s needs the guest kernel, and none is configured; build it with `make guest`", spec.Image)
@@ -123,7 +123,7 @@ func (n *node) bootOf(id vm.ID, spec vm.Spec, t vm.ImageType) (vm.Boot, error) {
 		}
 		return b, nil
 	}
-	return n.dirs.bootsKernel(id, spec, vm.Boot{Firmware: cmp.Or(spec.Firmware, vm.FirmwareBIOS)}), nil
+	return n.dirs.bootsKernel(id, spec, vm.Boot{Firmware: cmp.Or(spec.Firmware, n.drivers.firmware(driver))}), nil
 }
 
 // startable refuses a start of r that would fail anyway, before anything changes.
@@ -140,7 +140,7 @@ func (n *node) startable(r vm.Record) error {
 	if err := n.designHostDisks(r); err != nil {
 		return err
 	}
-	_, err := n.bootOf(r.ID, r.Spec, r.ImageType)
+	_, err := n.bootOf(r.ID, r.Driver, r.Spec, r.ImageType)
 	return err
 }
 

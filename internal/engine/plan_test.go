@@ -99,6 +99,25 @@ func (d nopDriver) Probe(context.Context) (hypervisor.Info, error) {
 	return hypervisor.Info{}, d.broken
 }
 
+// uefiDriver is nopDriver without a BIOS.
+type uefiDriver struct{ nopDriver }
+
+func (uefiDriver) Firmware() vm.Firmware { return vm.FirmwareUEFI }
+
+// A disk guest that asks for no firmware gets one that its hypervisor has.
+func TestFirmwareOfADriver(t *testing.T) {
+	e := newNode(Config{DefaultDriver: "d"}, Deps{Drivers: map[string]hypervisor.Driver{"d": nopDriver{}, "uefi": uefiDriver{}}})
+	for _, tt := range []struct {
+		driver    string
+		ask, want vm.Firmware
+	}{{"d", "", vm.FirmwareBIOS}, {"d", vm.FirmwareUEFI, vm.FirmwareUEFI}, {"uefi", "", vm.FirmwareUEFI}, {"uefi", vm.FirmwareBIOS, vm.FirmwareBIOS}} {
+		r, err := e.design(vm.Spec{Image: "x", Firmware: tt.ask}, tt.driver, image.Image{Type: vm.ImageDisk})
+		if err != nil || r.Boot.Firmware != tt.want || r.Spec.Firmware != tt.ask {
+			t.Errorf("%q in %s: %q, %v; want %q", tt.ask, tt.driver, r.Boot.Firmware, err, tt.want)
+		}
+	}
+}
+
 func TestCloudInitIsForDiskImages(t *testing.T) {
 	e := newNode(Config{DefaultDriver: "d", Kernel: "k"}, Deps{Drivers: map[string]hypervisor.Driver{"d": nopDriver{}}})
 	spec := vm.Spec{Image: "x", CloudInit: &vm.CloudInit{}}

@@ -164,7 +164,7 @@ func (s *restore) launch(ctx context.Context) (outcome, error) {
 func (s *restore) resume(ctx context.Context) (outcome, error) {
 	r, live := s.record(), s.x.Live
 	if !live {
-		boot, err := s.bootOf(r.ID, r.Spec, r.ImageType) // the path of the kernel may have changed
+		boot, err := s.bootOf(r.ID, r.Driver, r.Spec, r.ImageType) // the path of the kernel may have changed
 		if err != nil {
 			return outcome{}, err
 		}

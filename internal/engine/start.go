@@ -63,7 +63,7 @@ func recallStart(m *machine, _ journal.Intent) (*start, error) { return &start{m
 // attach creates the NICs and what depends on them.
 func (s *start) attach(ctx context.Context) (outcome, error) {
 	r := s.record()
-	boot, err := s.bootOf(r.ID, r.Spec, r.ImageType) // the path of the kernel may have changed
+	boot, err := s.bootOf(r.ID, r.Driver, r.Spec, r.ImageType) // the path of the kernel may have changed
 	if err != nil {
 		return outcome{}, err
 	}

@@ -110,6 +110,12 @@ type DiskReader interface {
 	RawOnly() bool
 }
 
+// FirmwareTeller is the ability of a Driver without BIOS to say so.
+type FirmwareTeller interface {
+	// Firmware is what boots a disk guest that asks for none.
+	Firmware() vm.Firmware
+}
+
 // Seeker is the ability of a Driver to find the processes of VMs without a known Handle: those that Reap would end.
 type Seeker interface {
 	// Seek returns the processes of each VM in ids that has any. It changes nothing.

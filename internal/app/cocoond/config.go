@@ -42,7 +42,7 @@ type Config struct {
 	QEMU  QEMU
 	Fake  Fake
 
-	CloudHypervisor Program
+	CloudHypervisor CloudHypervisor
 	Firecracker     Program
 
 	Network   NetworkConfig
@@ -93,6 +93,12 @@ type QEMU struct {
 // Program configures a driver whose other settings are those of QEMU.
 type Program struct {
 	Binary string `json:"binary,omitempty"` // looked up in PATH, or a path
+}
+
+// CloudHypervisor is Program for the driver cloud-hypervisor.
+type CloudHypervisor struct {
+	Program
+	Firmware string `json:"firmware,omitempty"` // path of the file that boots disk images; "": the driver looks in the usual places
 }
 
 // VolumePool configures the volumes on a thin pool of LVM.
@@ -169,7 +175,7 @@ func (c *Config) settings() []settings.Setting {
 		{Flag: "vsock", Env: "COCOOND_VSOCK", Key: "guest.vsock", Value: settings.Bool(&g.VSOCK), Usage: "whether guests may have a virtio socket, by which they reach whatever listens for AF_VSOCK on this machine"},
 		{Key: "guest.silenceSeconds", Default: "60", Value: settings.Number(&g.SilenceSeconds), Usage: "how long a guest may not answer before calls into it end"},
 		{Key: "qemu", Value: settings.Tree(&c.QEMU), Usage: "{binary, cgroup, uidBase, uidCount, tbSize}: program, folder of the VMs in the cgroup tree, their user ids, MiB of translated code"},
-		{Key: "cloudHypervisor", Value: settings.Tree(&c.CloudHypervisor), Usage: "{binary}: program of the driver cloud-hypervisor"},
+		{Key: "cloudHypervisor", Value: settings.Tree(&c.CloudHypervisor), Usage: "{binary, firmware}: program of the driver cloud-hypervisor, and the file that boots disk images in it"},
 		{Key: "firecracker", Value: settings.Tree(&c.Firecracker), Usage: "{binary}: program of the driver firecracker"},
 		{Key: "fake", Value: settings.Tree(&c.Fake), Usage: "{launchMS, shutdownMS}: how long the VMs of the driver fake take"},
 		{Flag: "image-mappings", Env: "COCOOND_IMAGE_MAPPINGS", Key: "images.mappings", Default: DefaultMappings, Value: settings.Text(&i.Mappings), Usage: "folder of files that map image names to URLs"},

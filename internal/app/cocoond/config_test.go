@@ -165,7 +165,7 @@ func TestNumbersInGroups(t *testing.T) {
 // Each key sets one field, and each field has its key.
 func TestEachFieldHasItsKey(t *testing.T) {
 	trees := map[string]string{
-		"tls": "{cert: a}", "peer": "{ca: a}", "qemu": "{tbSize: 7}", "fake": "{launchMS: 7}", "cloudHypervisor": "{binary: a}", "firecracker": "{binary: a}", "images.registries": "{h: {insecure: true}}",
+		"tls": "{cert: a}", "peer": "{ca: a}", "qemu": "{tbSize: 7}", "fake": "{launchMS: 7}", "cloudHypervisor": "{firmware: a}", "firecracker": "{binary: a}", "images.registries": "{h: {insecure: true}}",
 		"images.gc": "{high: 7}", "pool": "{size: 7}", "network.routes": "[{to: a}]", "virtualNode": "{}", "cri.size": "{cpus: 7}",
 	}
 	var bare Config

@@ -195,7 +195,11 @@ func (d *daemon) drivers() (map[string]hypervisor.Driver, error) {
 	if err != nil {
 		return nil, err
 	}
-	c, err := cloudhypervisor.New(cloudhypervisor.Config{Binary: d.cfg.CloudHypervisor.Binary, Cgroup: d.cfg.QEMU.Cgroup, Users: users}, d.log)
+	ch := cloudhypervisor.Config{Binary: d.cfg.CloudHypervisor.Binary, Cgroup: d.cfg.QEMU.Cgroup, Users: users}
+	if path := d.cfg.CloudHypervisor.Firmware; path != "" {
+		ch.Firmware = []string{path}
+	}
+	c, err := cloudhypervisor.New(ch, d.log)
 	if err != nil {
 		return nil, err
 	}

@@ -126,7 +126,12 @@ func (n *node) crash() {
 
 func (n *node) until(what string, ok func() bool) {
 	n.t.Helper()
-	limit := time.NewTimer(4 * time.Minute)
+	n.within(4*time.Minute, what, ok)
+}
+
+func (n *node) within(most time.Duration, what string, ok func() bool) {
+	n.t.Helper()
+	limit := time.NewTimer(most)
 	defer limit.Stop()
 	tick := time.NewTicker(20 * time.Millisecond)
 	defer tick.Stop()

@@ -86,12 +86,13 @@ type Driver struct {
 type program struct{ path, version string }
 
 var (
-	_ hypervisor.Driver        = (*Driver)(nil)
-	_ hypervisor.Checker       = (*Driver)(nil)
-	_ hypervisor.DiskReader    = (*Driver)(nil)
-	_ hypervisor.ExitTeller    = (*Driver)(nil)
-	_ hypervisor.MachineTeller = (*Driver)(nil)
-	_ hypervisor.Seeker        = (*Driver)(nil)
+	_ hypervisor.Driver         = (*Driver)(nil)
+	_ hypervisor.Checker        = (*Driver)(nil)
+	_ hypervisor.DiskReader     = (*Driver)(nil)
+	_ hypervisor.ExitTeller     = (*Driver)(nil)
+	_ hypervisor.FirmwareTeller = (*Driver)(nil)
+	_ hypervisor.MachineTeller  = (*Driver)(nil)
+	_ hypervisor.Seeker         = (*Driver)(nil)
 )
 
 // New returns a driver. It touches nothing; Probe reports whether it can work here.
@@ -99,6 +100,11 @@ func New(cfg Config, log *slog.Logger) (*Driver, error) {
 	cfg = cfg.withDefaults()
 	if cfg.LaunchTime < 0 {
 		return nil, errdefs.Invalidf("configuration of the driver of Cloud Hypervisor: the time for a launch must be positive")
+	}
+	for _, path := range cfg.Firmware {
+		if !filepath.IsAbs(path) {
+			return nil, errdefs.Invalidf("configuration of the driver of Cloud Hypervisor: the path %q of a firmware is not absolute", path)
+		}
 	}
 	d := &Driver{cfg: cfg, log: log.With("component", Name), memory: savedmemory.NewCache(cfg.Templates)}
 	users, err := cfg.Users, error(nil)
@@ -138,8 +144,11 @@ func (d *Driver) Name() string { return Name }
 // RawOnly implements hypervisor.DiskReader: the program cannot change the disks of a guest, so nobody can put an overlay on one.
 func (d *Driver) RawOnly() bool { return true }
 
+// Firmware implements hypervisor.FirmwareTeller.
+func (d *Driver) Firmware() vm.Firmware { return vm.FirmwareUEFI }
+
 // Check implements hypervisor.Checker.
-func (d *Driver) Check(_ context.Context, p hypervisor.Plan) error { return check(p, d.firmware()) }
+func (d *Driver) Check(_ context.Context, p hypervisor.Plan) error { return check(p, d.firmwarePath()) }
 
 // Machine implements hypervisor.MachineTeller.
 func (d *Driver) Machine(ctx context.Context, accel vm.Accel) (vm.Machine, error) {
@@ -171,8 +180,8 @@ func (d *Driver) Probe(ctx context.Context) (hypervisor.Info, error) {
 	if os.Geteuid() != 0 {
 		info.Notes = append(info.Notes, "starting VMs needs root: each VM gets its own user, namespaces and cgroup")
 	}
-	if d.firmware() == "" {
-		info.Notes = append(info.Notes, "no firmware for Cloud Hypervisor is installed, so its VMs boot kernels only; install CLOUDHV.fd of EDK2 as "+d.cfg.Firmware[0])
+	if d.firmwarePath() == "" {
+		info.Notes = append(info.Notes, "it boots no disk images, because there is no firmware at "+strings.Join(d.cfg.Firmware, " or ")+"; see docs/hypervisors.md")
 	} else {
 		info.Firmware = []vm.Firmware{vm.FirmwareUEFI}
 	}
@@ -180,7 +189,7 @@ func (d *Driver) Probe(ctx context.Context) (hypervisor.Info, error) {
 	return info, nil
 }
 
-func (d *Driver) firmware() string {
+func (d *Driver) firmwarePath() string {
 	for _, path := range d.cfg.Firmware {
 		if st, err := os.Stat(path); err == nil && st.Mode().IsRegular() {
 			return path

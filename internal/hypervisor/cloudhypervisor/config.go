@@ -282,7 +282,7 @@ func check(p hypervisor.Plan, firmware string) error {
 		return errdefs.Unsupportedf("VM %s: Cloud Hypervisor has no %s; run the VM with the driver qemu", p.Name, what)
 	}
 	if !p.Boot.Direct() && firmware == "" {
-		return errdefs.Unsupportedf("VM %s boots by firmware, and this node has none for Cloud Hypervisor; install CLOUDHV.fd of EDK2, or run the VM with the driver qemu", p.Name)
+		return errdefs.Unsupportedf("VM %s boots by firmware, and this node has none for Cloud Hypervisor; name one by cloudHypervisor.firmware in cocoond's file (docs/hypervisors.md), or run the VM with the driver qemu", p.Name)
 	}
 	if err := p.Topology.Validate(p.CPUs); err != nil {
 		return fmt.Errorf("VM %s: %w", p.Name, err)

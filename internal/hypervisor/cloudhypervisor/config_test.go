@@ -140,7 +140,7 @@ func TestRefused(t *testing.T) {
 }
 
 func TestConfigIsChecked(t *testing.T) {
-	for _, cfg := range []Config{{UIDBase: 5}, {Cgroup: "a/b"}, {LogLimit: 5}, {LaunchTime: -1}} {
+	for _, cfg := range []Config{{UIDBase: 5}, {Cgroup: "a/b"}, {LogLimit: 5}, {LaunchTime: -1}, {Firmware: []string{"hypervisor-fw"}}} {
 		if _, err := New(cfg, slog.New(slog.DiscardHandler)); !errdefs.IsInvalid(err) {
 			t.Errorf("New(%+v): %v", cfg, err)
 		}

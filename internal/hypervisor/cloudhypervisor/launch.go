@@ -67,7 +67,7 @@ func (l *launch) run(ctx context.Context) error {
 
 // compose gathers the facts and builds the requests. It changes nothing.
 func (l *launch) compose(ctx context.Context) (err error) {
-	if l.setup, err = build(l.Plan, l.d.firmware(), "/proc/self/fd/"+strconv.Itoa(fdMemory)); err != nil {
+	if l.setup, err = build(l.Plan, l.d.firmwarePath(), "/proc/self/fd/"+strconv.Itoa(fdMemory)); err != nil {
 		return err
 	}
 	l.Files = l.setup.files

@@ -64,6 +64,9 @@ func needGuest(t testing.TB) testguest.Guest {
 func testDriver(t testing.TB) *Driver {
 	t.Helper()
 	cfg := Config{Binary: need.Hypervisor(t, DefaultBinary), Cgroup: "cocoon-test-" + strconv.Itoa(os.Getpid())}
+	if path := need.FindHypervisor(testFirmware); path != "" {
+		cfg.Firmware = []string{path}
+	}
 	d, err := New(cfg, slog.New(slog.NewTextHandler(t.Output(), nil)))
 	if err != nil {
 		t.Fatal(err)
@@ -71,8 +74,15 @@ func testDriver(t testing.TB) *Driver {
 	return d
 }
 
+// testFirmware is rust-hypervisor-firmware, which `make hypervisors` builds.
+const testFirmware = "hypervisor-fw"
+
 func TestContract(t *testing.T) {
 	a := needGuest(t)
+	var firmware func(*testing.T) hypervisor.Plan
+	if need.FindHypervisor(testFirmware) != "" {
+		firmware = func(t *testing.T) hypervisor.Plan { return a.Firmware(t) }
+	}
 	hypervisortest.Run(t, func(t *testing.T) hypervisortest.Fixture {
 		return hypervisortest.Fixture{
 			New: func(t *testing.T) hypervisor.Driver { return testDriver(t) },
@@ -94,7 +104,8 @@ func TestContract(t *testing.T) {
 				}
 				return p
 			},
-			Booted:   testguest.Booted(), // no Firmware: rust-hypervisor-firmware boots only disks with a GPT, which the demo disk has not
+			Firmware: firmware,
+			Booted:   testguest.Booted(),
 			PowerOff: func(t *testing.T, i hypervisor.Instance) { testguest.Say(t, i, "poweroff") },
 			Reset:    func(t *testing.T, i hypervisor.Instance) { testguest.Say(t, i, "reset") },
 			Crash: func(t *testing.T, pid int) {

@@ -74,10 +74,20 @@ func QEMU(t testing.TB) string {
 	return Tool(t, name)
 }
 
-// Hypervisor finds a program of `make hypervisors` in PATH, in the folder COCOON_TEST_BIN, in bin/hypervisors, or in shared/bin beside the
-// checkout, and returns its path. Where it is in none of them the test is skipped, even if nothing may be missing: its build needs Rust.
+// Hypervisor finds a program of `make hypervisors` (see FindHypervisor) and returns its path. Where it is nowhere the test is skipped, even if
+// nothing may be missing: its build needs Rust.
 func Hypervisor(t testing.TB, name string) string {
 	t.Helper()
+	path := FindHypervisor(name)
+	if path == "" {
+		t.Skip(name + " is needed: run make hypervisors, put it into PATH, or name its folder by COCOON_TEST_BIN")
+	}
+	return path
+}
+
+// FindHypervisor finds a program of `make hypervisors` in PATH, in the folder COCOON_TEST_BIN, in bin/hypervisors, or in shared/bin beside the
+// checkout, and returns its path, "" if it is in none of them.
+func FindHypervisor(name string) string {
 	dirs := append(filepath.SplitList(os.Getenv("PATH")), os.Getenv("COCOON_TEST_BIN"))
 	if root, err := moduleRoot(); err == nil {
 		dirs = append(dirs, filepath.Join(root, "bin/hypervisors"), filepath.Join(root, "../shared/bin"))
@@ -92,7 +102,6 @@ func Hypervisor(t testing.TB, name string) string {
 			}
 		}
 	}
-	t.Skip(name + " is needed: run make hypervisors, put it into PATH, or name its folder by COCOON_TEST_BIN")
 	return ""
 }
 

@@ -173,7 +173,7 @@ func Await(t testing.TB, what string, ok func() bool) {
 	t.Helper()
 	tick := time.NewTicker(5 * time.Millisecond)
 	defer tick.Stop()
-	for deadline := time.Now().Add(4 * time.Minute); !ok(); <-tick.C {
+	for deadline := time.Now().Add(15 * time.Minute); !ok(); <-tick.C { // firmware that reads sector by sector on an emulated machine takes minutes
 		if time.Now().After(deadline) {
 			t.Fatalf("in vain waited until %s", what)
 		}
