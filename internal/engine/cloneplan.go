@@ -155,6 +155,7 @@ func cloneSpec(x snapshot.Snapshot, spec vm.CloneSpec, id vm.ID, live bool) (vm.
 	}
 	s.Memory, s.Storage = cmp.Or(spec.Memory, s.Memory), cmp.Or(spec.Storage, s.Storage)
 	s.StopGrace, s.CPUs = cmp.Or(spec.StopGrace, s.StopGrace), cmp.Or(spec.CPUs, s.CPUs)
+	s.DiskRate = spec.DiskRate.Over(s.DiskRate)
 	if spec.DNS != nil {
 		s.DNS = spec.DNS.Clone()
 		s.DNS.Offered = true // a guest that boots itself keeps its own
@@ -225,7 +226,7 @@ func cloneOf(h snapshot.Held, r vm.Record) *hypervisor.Incoming {
 func incomingOf(h snapshot.Held) *hypervisor.Incoming {
 	in := &hypervisor.Incoming{
 		State: filepath.Join(h.Dir(), snapshot.FileState), Memory: filepath.Join(h.Dir(), snapshot.FileMemory),
-		Booting: h.Snapshot().Fresh, Summed: h.Snapshot().Summed,
+		Booting: h.Snapshot().Fresh, Summed: h.Snapshot().Summed, DiskRate: h.Snapshot().Record.Spec.DiskRate,
 	}
 	if h.Snapshot().MemoryBase != "" {
 		in.Base = filepath.Join(h.Dir(), snapshot.FileBase)

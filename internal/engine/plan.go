@@ -152,7 +152,7 @@ func (n *node) planOf(r vm.Record) hypervisor.Plan {
 	}
 	p := hypervisor.Plan{
 		ID: r.ID, Name: r.Spec.Name, CPUs: r.Spec.CPUs, Memory: r.Spec.Memory, Accel: r.Spec.Accel,
-		Boot: r.Boot, SMBIOS: r.Spec.SMBIOS, Graphics: graphics(r), Disks: r.Disks, NICs: r.NICs, BootNICs: r.Spec.BootNICs, Agent: port, FirmwareDir: n.dirs.firmware(r.ID), Dir: n.dirs.run(r.ID),
+		Boot: r.Boot, SMBIOS: r.Spec.SMBIOS, Graphics: graphics(r), Disks: r.Disks, DiskRate: r.Spec.DiskRate, NICs: r.NICs, BootNICs: r.Spec.BootNICs, Agent: port, FirmwareDir: n.dirs.firmware(r.ID), Dir: n.dirs.run(r.ID),
 	}
 	p.CgroupParent = r.Spec.CgroupParent
 	if h := r.Spec.Hardware; r.ImageType == vm.ImageOCI { // our kernel knows one machine, which may grow

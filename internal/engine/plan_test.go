@@ -191,6 +191,25 @@ func TestCloneKeepsTheSizeOfItsSnapshot(t *testing.T) {
 	}
 }
 
+// The disks of every kind of guest are limited. A clone has the limits of its snapshot unless it asks for others.
+func TestLimitsOfDisks(t *testing.T) {
+	e := newNode(Config{DefaultDriver: "d"}, Deps{Drivers: map[string]hypervisor.Driver{"d": nopDriver{}}})
+	r := vm.DiskRate{Bytes: 1 << 20, Ops: 100}
+	for _, kind := range []vm.ImageType{vm.ImageOCI, vm.ImageDisk} {
+		if p := e.planOf(vm.Record{ID: vm.NewID(), ImageType: kind, Spec: vm.Spec{DiskRate: r}}); p.DiskRate != r {
+			t.Errorf("%s: %+v", kind, p.DiskRate)
+		}
+	}
+	x := snapshot.Snapshot{Record: vm.Record{Spec: vm.Spec{DiskRate: r}}}
+	for asked, want := range map[vm.DiskRate]vm.DiskRate{{}: r, {Ops: 50}: {Bytes: r.Bytes, Ops: 50}, {Bytes: 2 << 20, Ops: 50}: {Bytes: 2 << 20, Ops: 50}} {
+		for _, live := range []bool{false, true} {
+			if s, err := cloneSpec(x, vm.CloneSpec{DiskRate: asked}, "id", live); err != nil || s.DiskRate != want {
+				t.Errorf("%+v, resumed %t: %+v, %v", asked, live, s.DiskRate, err)
+			}
+		}
+	}
+}
+
 // based is a store whose images have layers.
 type based struct {
 	image.Store

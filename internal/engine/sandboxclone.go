@@ -70,7 +70,7 @@ func (n *node) designSandbox(ctx context.Context, x snapshot.Snapshot, c vm.Sand
 		return vm.Record{}, nil, err
 	}
 	r, images, err := n.designCopy(ctx, x, vm.CloneSpec{
-		FromDir: c.Dir, Name: c.Spec.Name, Labels: c.Spec.Labels, NICs: c.Spec.NICs, Hostname: c.Spec.Hostname, StopGrace: c.Spec.StopGrace, DNS: c.Spec.DNS,
+		FromDir: c.Dir, Name: c.Spec.Name, Labels: c.Spec.Labels, NICs: c.Spec.NICs, Hostname: c.Spec.Hostname, StopGrace: c.Spec.StopGrace, DNS: c.Spec.DNS, DiskRate: c.Spec.DiskRate,
 	}, vm.NewID(), ephemeral)
 	if err != nil {
 		return r, nil, err

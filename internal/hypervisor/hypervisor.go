@@ -143,6 +143,7 @@ type Plan struct {
 	Watchdog    vm.Watchdog
 	Panic       vm.Panic
 	Disks       []vm.Disk
+	DiskRate    vm.DiskRate              // of each of Disks, and of those that are plugged
 	Models      []vm.NICModel            // of NICs, in their order; those beyond are virtio
 	Devices     map[string]vm.DiskDevice // of Disks with other devices than virtio, by their serials; not of those with a Port
 	NICs        []vm.NIC
@@ -222,6 +223,8 @@ type Incoming struct {
 	Booting bool
 	// LinksDown keeps every NIC without carrier, whatever its own LinkDown, from before the guest's first instruction until SetLink.
 	LinksDown bool
+	// DiskRate is that of the saved guest, in whose state it may be. The plan's is in force.
+	DiskRate vm.DiskRate
 	// Grown lists the serials of the disks that are larger than when the state was saved. The guest is told about them.
 	Grown []string
 }

@@ -60,6 +60,7 @@ type Config struct {
 	CPU         int          `json:"cpu"`
 	Memory      int64        `json:"memory"`  // bytes
 	Storage     int64        `json:"storage"` // bytes
+	DiskRate    vm.DiskRate  `json:"disk_rate,omitzero"`
 	Image       string       `json:"image"`
 	ImageDigest string       `json:"image_digest"`
 	ImageType   vm.ImageType `json:"image_type"`
@@ -123,7 +124,7 @@ func FromRecord(r vm.Record) VM {
 	out := VM{
 		ID: string(r.ID), Hypervisor: r.Driver, State: r.State,
 		Config: Config{
-			Name: r.Spec.Name, CPU: r.Spec.CPUs, Memory: r.Spec.Memory, Storage: r.Spec.Storage,
+			Name: r.Spec.Name, CPU: r.Spec.CPUs, Memory: r.Spec.Memory, Storage: r.Spec.Storage, DiskRate: r.Spec.DiskRate,
 			Image: r.Spec.Image, ImageDigest: r.ImageDigest, ImageType: r.ImageType,
 			Hostname: r.Spec.Hostname, Accel: r.Spec.Accel, Firmware: r.Spec.Firmware, SMBIOS: r.Spec.SMBIOS, Graphics: r.Spec.Graphics, Hardware: r.Spec.Hardware, Sandbox: r.Spec.Sandbox, Cgroup: r.Spec.CgroupParent, Paused: r.Spec.Paused, StopGrace: r.Spec.StopGrace.Seconds(),
 		},
@@ -171,7 +172,7 @@ func (v VM) Record() vm.Record {
 	r := vm.Record{
 		ID: vm.ID(v.ID), Owner: v.Owner, Driver: v.Hypervisor, State: v.State, ImageType: v.Config.ImageType, ImageDigest: v.Config.ImageDigest,
 		Spec: vm.Spec{
-			Name: v.Config.Name, Labels: v.Labels, Offered: v.Offered, Image: v.Config.Image, CPUs: v.Config.CPU, Memory: v.Config.Memory, Storage: v.Config.Storage,
+			Name: v.Config.Name, Labels: v.Labels, Offered: v.Offered, Image: v.Config.Image, CPUs: v.Config.CPU, Memory: v.Config.Memory, Storage: v.Config.Storage, DiskRate: v.Config.DiskRate,
 			Hostname: v.Config.Hostname, Accel: v.Config.Accel, Firmware: v.Config.Firmware, SMBIOS: v.Config.SMBIOS, Graphics: v.Config.Graphics, Hardware: v.Config.Hardware,
 			Paused: v.Config.Paused, StopGrace: time.Duration(v.Config.StopGrace * float64(time.Second)), Volumes: v.Volumes,
 		},

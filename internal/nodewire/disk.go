@@ -122,3 +122,14 @@ func encodeAttached(v vm.AttachedVolume) *nodev1.AttachedVolume {
 func decodeAttached(m *nodev1.AttachedVolume) vm.AttachedVolume {
 	return vm.AttachedVolume{Volume: m.GetVolume(), ID: vm.ID(m.GetId()), Serial: m.GetSerial(), Size: m.GetSize()}
 }
+
+func encodeDiskRate(r vm.DiskRate) *nodev1.DiskRate {
+	if r == (vm.DiskRate{}) {
+		return nil
+	}
+	return &nodev1.DiskRate{Bytes: r.Bytes, Ops: r.Ops}
+}
+
+func decodeDiskRate(m *nodev1.DiskRate) vm.DiskRate {
+	return vm.DiskRate{Bytes: m.GetBytes(), Ops: m.GetOps()}
+}

@@ -47,6 +47,7 @@ func EncodeSpec(s vm.Spec) *nodev1.Spec {
 		Smbios:      encodeSMBIOS(s.SMBIOS),
 		Graphics:    s.Graphics,
 		Hardware:    encodeHardware(s.Hardware),
+		DiskRate:    encodeDiskRate(s.DiskRate),
 
 		CgroupParent: s.CgroupParent,
 	}
@@ -85,6 +86,7 @@ func DecodeSpec(m *nodev1.Spec) vm.Spec {
 		SMBIOS:     decodeSMBIOS(m.GetSmbios()),
 		Graphics:   m.GetGraphics(),
 		Hardware:   decodeHardware(m.GetHardware()),
+		DiskRate:   decodeDiskRate(m.GetDiskRate()),
 
 		CgroupParent: m.GetCgroupParent(),
 	}

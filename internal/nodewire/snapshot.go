@@ -74,7 +74,7 @@ func EncodeClone(s vm.CloneSpec, pull bool, auth []image.RegistryAuth) *nodev1.C
 	return &nodev1.CloneRequest{
 		Snapshot: s.Snapshot, FromDir: s.FromDir, Name: s.Name, Labels: maps.Clone(s.Labels), Cpus: int64(s.CPUs), Memory: s.Memory, Storage: s.Storage,
 		Nics: each(s.NICs, EncodeNICSpec), Hostname: s.Hostname, SshHostKeys: s.SSHHostKeys, Cold: s.Cold, StopGraceNs: int64(s.StopGrace),
-		Dns: encodeDNS(s.DNS), Policed: s.Policed, KeepSize: s.Keep.Size, KeepNics: s.Keep.NICs, Pull: pull, Auth: each(auth, encodeRegistryAuth),
+		Dns: encodeDNS(s.DNS), Policed: s.Policed, KeepSize: s.Keep.Size, KeepNics: s.Keep.NICs, DiskRate: encodeDiskRate(s.DiskRate), Pull: pull, Auth: each(auth, encodeRegistryAuth),
 	}
 }
 
@@ -84,7 +84,7 @@ func DecodeClone(m *nodev1.CloneRequest) (s vm.CloneSpec, pull bool, auth []imag
 		Snapshot: m.GetSnapshot(), FromDir: m.GetFromDir(), Name: m.GetName(), Labels: cloneMap(m.GetLabels()), CPUs: int(m.GetCpus()),
 		Memory: m.GetMemory(), Storage: m.GetStorage(), NICs: each(m.GetNics(), DecodeNICSpec), Hostname: m.GetHostname(),
 		SSHHostKeys: m.GetSshHostKeys(), Cold: m.GetCold(), StopGrace: time.Duration(m.GetStopGraceNs()),
-		DNS: decodeDNS(m.GetDns()), Policed: m.GetPoliced(), Keep: vm.Keep{Size: m.GetKeepSize(), NICs: m.GetKeepNics()},
+		DNS: decodeDNS(m.GetDns()), Policed: m.GetPoliced(), Keep: vm.Keep{Size: m.GetKeepSize(), NICs: m.GetKeepNics()}, DiskRate: decodeDiskRate(m.GetDiskRate()),
 	}, m.GetPull(), each(m.GetAuth(), decodeRegistryAuth)
 }
 

@@ -16,6 +16,7 @@ type CloneSpec struct {
 	CPUs        int               // must equal the snapshot's, unless Cold or Keep.Size
 	Memory      int64             // bytes; must equal the snapshot's, unless Cold or Keep.Size
 	Storage     int64             // bytes; a larger value than the snapshot's grows the disk
+	DiskRate    DiskRate          // each of its limits that is not 0 replaces the snapshot's
 	NICs        []NICSpec         // as many as the snapshot has, unless Cold or Keep.NICs
 	Policed     bool              // of all its interfaces, whatever those of the snapshot are
 	Hostname    string            // "": the name

@@ -136,7 +136,7 @@ func (s Spec) Validate() error {
 			return fmt.Errorf("VM %s: %w", s.Name, err)
 		}
 	}
-	for _, check := range []func() error{s.validateSandbox, s.validateNames, func() error { return validatePorts(s.NICs) }, s.ValidateMasquerade, s.Process.validate, s.ValidateVolumes, s.validateHostDisks, s.validateBootVolume, s.ValidateContainers, s.ValidateSysctls, s.SMBIOS.Validate, s.validateHardware} {
+	for _, check := range []func() error{s.validateSandbox, s.validateNames, func() error { return validatePorts(s.NICs) }, s.ValidateMasquerade, s.Process.validate, s.ValidateVolumes, s.validateHostDisks, s.validateBootVolume, s.ValidateContainers, s.ValidateSysctls, s.SMBIOS.Validate, s.DiskRate.Validate, s.validateHardware} {
 		if err := check(); err != nil {
 			return fmt.Errorf("VM %s: %w", s.Name, err)
 		}

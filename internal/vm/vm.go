@@ -61,6 +61,7 @@ type Spec struct {
 	CPUs      int           `json:"cpus"`
 	Memory    int64         `json:"memory"`  // bytes
 	Storage   int64         `json:"storage"` // bytes of the private writable disk
+	DiskRate  DiskRate      `json:"disk_rate,omitzero"`
 	Driver    string        `json:"driver,omitempty"`
 	Accel     Accel         `json:"accel,omitempty"`
 	Firmware  Firmware      `json:"firmware,omitempty"` // disk guests only

@@ -31,11 +31,12 @@ type shape struct {
 	accel            vm.Accel
 	boot             vm.Boot
 	storage          int64
+	rate             vm.DiskRate
 	nics             string
 }
 
 func shapeOf(r vm.Record) shape {
-	return shape{r.Snapshot, r.Driver, r.Spec.Accel, r.Boot, r.Spec.Storage, fmt.Sprintf("%#v", r.Spec.NICs)}
+	return shape{r.Snapshot, r.Driver, r.Spec.Accel, r.Boot, r.Spec.Storage, r.Spec.DiskRate, fmt.Sprintf("%#v", r.Spec.NICs)}
 }
 
 // Entry is a clone that nobody has requested yet. Its guest has already taken an identity once, so that the code for

@@ -94,3 +94,17 @@ func TestPoolSurplus(t *testing.T) {
 		t.Error("an entry that has gone is waited for")
 	}
 }
+
+// A VM whose disks have other limits does not get the process of one that is kept ready.
+func TestPoolLimits(t *testing.T) {
+	p := New(Config{Size: 1, Memory: 1 << 20}, nil)
+	r := vm.Record{Snapshot: "a", Spec: vm.Spec{DiskRate: vm.DiskRate{Ops: 100}}}
+	p.Used(r, vm.CloneSpec{Snapshot: "a"}, false)
+	fill, _ := p.next()
+	p.end(p.begin(fill, func() {}), &Entry{})
+	other := r
+	other.Spec.DiskRate.Ops = 50
+	if p.Take(other) != nil || p.Take(r) == nil {
+		t.Error("the wrong VM got the process")
+	}
+}

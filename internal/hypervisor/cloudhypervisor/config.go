@@ -101,13 +101,14 @@ type payloadConfig struct {
 }
 
 type diskConfig struct {
-	ID       string `json:"id"`
-	Path     string `json:"path"`
-	ReadOnly bool   `json:"readonly"`
-	Serial   string `json:"serial,omitempty"`
-	Type     string `json:"image_type"`
-	Queues   int    `json:"num_queues"`
-	Size     int    `json:"queue_size"`
+	ID       string       `json:"id"`
+	Path     string       `json:"path"`
+	ReadOnly bool         `json:"readonly"`
+	Serial   string       `json:"serial,omitempty"`
+	Type     string       `json:"image_type"`
+	Queues   int          `json:"num_queues"`
+	Size     int          `json:"queue_size"`
+	Limit    *rateLimiter `json:"rate_limiter_config,omitempty"`
 }
 
 type rngConfig struct {
@@ -200,7 +201,7 @@ func build(p hypervisor.Plan, firmware, memory string) (setup, error) {
 	}
 	s.boot(p, firmware)
 	for n, d := range p.Disks {
-		s.disk(n, d, min(p.CPUs, 4))
+		s.disk(n, d, min(p.CPUs, 4), p.DiskRate)
 	}
 	for n, nic := range p.NICs {
 		s.NICs = append(s.NICs, netConfig{ID: "net" + strconv.Itoa(vm.PlaceOf(p.NICs, n)), MAC: nic.MAC, Queues: 2, Size: queueSize})
@@ -252,9 +253,9 @@ func (s *setup) boot(p hypervisor.Plan, firmware string) {
 }
 
 // disk adds the disk with the number n.
-func (s *setup) disk(n int, d vm.Disk, queues int) {
+func (s *setup) disk(n int, d vm.Disk, queues int, rate vm.DiskRate) {
 	at := diskPath(n)
-	s.VM.Disks = append(s.VM.Disks, diskConfig{ID: diskID(n), Path: at, ReadOnly: d.ReadOnly, Serial: d.Serial, Type: "Raw", Queues: queues, Size: queueSize})
+	s.VM.Disks = append(s.VM.Disks, diskConfig{ID: diskID(n), Path: at, ReadOnly: d.ReadOnly, Serial: d.Serial, Type: "Raw", Queues: queues, Size: queueSize, Limit: limiter(rate)})
 	s.place(jail.RootedFile{At: at, Path: d.Path, Root: d.Root, ReadOnly: d.ReadOnly})
 }
 

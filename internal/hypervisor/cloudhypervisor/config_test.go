@@ -48,7 +48,10 @@ func TestGolden(t *testing.T) {
 	resumed, alone := ociPlan(), diskPlan()
 	resumed.Incoming = &hypervisor.Incoming{State: "/var/lib/cocoon/snapshots/x/vmstate", Memory: "/var/lib/cocoon/snapshots/x/memory"}
 	alone.Incoming = &hypervisor.Incoming{State: "/var/lib/cocoon/vms/x/vmstate", Memory: "/var/lib/cocoon/vms/x/memory", Alone: true}
-	for name, p := range map[string]hypervisor.Plan{"oci": ociPlan(), "disk": diskPlan(), "huge-pages": huge, "sockets": sockets, "resumed": resumed, "alone": alone} {
+	limited, resumedLimited := ociPlan(), ociPlan()
+	limited.DiskRate = vm.DiskRate{Bytes: 100 << 20}
+	resumedLimited.DiskRate, resumedLimited.Incoming = vm.DiskRate{Bytes: 8 << 20, Ops: 500}, resumed.Incoming
+	for name, p := range map[string]hypervisor.Plan{"oci": ociPlan(), "disk": diskPlan(), "huge-pages": huge, "sockets": sockets, "resumed": resumed, "alone": alone, "limited": limited, "resumed-limited": resumedLimited} {
 		t.Run(name, func(t *testing.T) {
 			s, err := build(p, "/usr/share/CLOUDHV.fd", "/proc/self/fd/6")
 			if err != nil {

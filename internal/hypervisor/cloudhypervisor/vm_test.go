@@ -105,6 +105,7 @@ func TestContract(t *testing.T) {
 				return p
 			},
 			Firmware: firmware,
+			Reads:    testguest.Reads,
 			Booted:   testguest.Booted(),
 			PowerOff: func(t *testing.T, i hypervisor.Instance) { testguest.Say(t, i, "poweroff") },
 			Reset:    func(t *testing.T, i hypervisor.Instance) { testguest.Say(t, i, "reset") },

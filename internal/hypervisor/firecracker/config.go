@@ -64,11 +64,12 @@ type bootSource struct {
 }
 
 type driveConfig struct {
-	ID       string `json:"drive_id"`
-	Path     string `json:"path_on_host"`
-	Root     bool   `json:"is_root_device"`
-	ReadOnly bool   `json:"is_read_only"`
-	Cache    string `json:"cache_type"`
+	ID       string       `json:"drive_id"`
+	Path     string       `json:"path_on_host"`
+	Root     bool         `json:"is_root_device"`
+	ReadOnly bool         `json:"is_read_only"`
+	Cache    string       `json:"cache_type"`
+	Limit    *rateLimiter `json:"rate_limiter,omitempty"`
 }
 
 // driveFile makes the program look at the file of a drive again.
@@ -171,6 +172,9 @@ func (s *setup) resume(p hypervisor.Plan, memory string) {
 		if slices.Contains(p.Incoming.Grown, d.Serial) {
 			s.last = append(s.last, grown(n))
 		}
+		if none := (vm.DiskRate{}); p.DiskRate != none || p.Incoming.DiskRate != none { // state from elsewhere may have other limits than it says
+			s.last = append(s.last, limited(n, p.DiskRate))
+		}
 	}
 }
 
@@ -205,7 +209,7 @@ func (s *setup) boot(p hypervisor.Plan) error {
 	}
 	put("/boot-source", b)
 	for n, d := range p.Disks {
-		put("/drives/"+diskID(n), driveConfig{ID: diskID(n), Path: diskPath(n), ReadOnly: d.ReadOnly, Cache: "Writeback"})
+		put("/drives/"+diskID(n), driveConfig{ID: diskID(n), Path: diskPath(n), ReadOnly: d.ReadOnly, Cache: "Writeback", Limit: limiter(p.DiskRate)})
 	}
 	if p.Agent != "" {
 		put("/vsock", vsockConfig{guestCID, filepath.Join(rootPrivate, agentSocket)})

@@ -38,7 +38,13 @@ func TestGolden(t *testing.T) {
 	nics.NICs = append(nics.NICs, vm.NIC{Tap: "tap3", MAC: "02:00:00:00:00:03", Place: 3})
 	resumed.NICs = nics.NICs
 	resumed.Incoming = &hypervisor.Incoming{State: "/var/lib/cocoon/snapshots/s/vmstate", Memory: "/var/lib/cocoon/snapshots/s/memory-ranges", Grown: []string{"cocoon-cow"}}
-	for name, p := range map[string]hypervisor.Plan{"oci": ociPlan(), "bare": bare, "nics": nics, "resumed": resumed} {
+	limited, resumedLimited, unlimited := ociPlan(), ociPlan(), ociPlan()
+	limited.DiskRate = vm.DiskRate{Bytes: 100 << 20}
+	resumedLimited.DiskRate, resumedLimited.Incoming = vm.DiskRate{Bytes: 8 << 20, Ops: 500}, &hypervisor.Incoming{State: "/s/vmstate", Memory: "/s/memory-ranges"}
+	unlimited.Incoming = &hypervisor.Incoming{State: "/s/vmstate", Memory: "/s/memory-ranges", DiskRate: vm.DiskRate{Ops: 500}}
+	for name, p := range map[string]hypervisor.Plan{
+		"oci": ociPlan(), "bare": bare, "nics": nics, "resumed": resumed, "limited": limited, "resumed-limited": resumedLimited, "resumed-unlimited": unlimited,
+	} {
 		t.Run(name, func(t *testing.T) {
 			s, err := build(p, "/proc/self/fd/4")
 			if err != nil {

@@ -75,6 +75,7 @@ func TestContract(t *testing.T) {
 				}
 				return p
 			},
+			Reads:    testguest.Reads,
 			Booted:   testguest.Booted(),
 			PowerOff: func(t *testing.T, i hypervisor.Instance) { testguest.Say(t, i, "poweroff") },
 			Reset:    func(t *testing.T, i hypervisor.Instance) { testguest.Say(t, i, "reset") },

@@ -38,6 +38,8 @@ type Fixture struct {
 	Plugged func(t *testing.T, i hypervisor.Instance, serials ...string)
 	// Sized waits until the guest sees that the disk with that serial has size bytes. nil: the guest cannot tell.
 	Sized func(t *testing.T, i hypervisor.Instance, serial string, size int64)
+	// Reads makes the guest read the first n bytes of the disk with that serial, past its caches, and waits until it has. nil: the guest cannot.
+	Reads func(t *testing.T, i hypervisor.Instance, serial string, n int64)
 	// Has waits until the guest uses that many CPUs and at least that many bytes of memory, less what its kernel keeps for itself. nil: the
 	// guest cannot tell.
 	Has func(t *testing.T, i hypervisor.Instance, size vm.Size)
@@ -99,6 +101,7 @@ func Run(t *testing.T, newFixture func(t *testing.T) Fixture) {
 		{"GrowDisks", testGrowDisks},
 		{"Grow", testGrow},
 		{"SaveGrown", testSaveGrown},
+		{"DiskRate", testDiskRate},
 	}
 	for _, tt := range tests {
 		t.Run(tt.name, func(t *testing.T) {

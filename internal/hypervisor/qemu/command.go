@@ -133,7 +133,7 @@ func build(p hypervisor.Plan, f facts) (command, error) {
 		c.state = c.fd(file{kind: fileRead, path: p.Incoming.State})
 		c.add("-incoming", "defer")
 	}
-	if p.Incoming != nil || p.Paused || linkDown(p) {
+	if p.Incoming != nil || p.Paused || waits(p) {
 		c.add("-S") // the guest's CPUs do not run
 	}
 	return *c, nil

@@ -6,6 +6,7 @@ import (
 	"errors"
 	"fmt"
 	"os"
+	"slices"
 	"strings"
 
 	"golang.org/x/sys/unix"
@@ -50,28 +51,39 @@ func (d *disks) prepare(ctx context.Context, overlays []hypervisor.DiskOverlay) 
 
 // current asks QEMU for the present top node of each disk, by serial.
 func (d *disks) current(ctx context.Context) (map[string]string, error) {
-	var devices []struct {
-		QDev     string `json:"qdev"`
-		Inserted *struct {
-			Node string `json:"node-name"`
-		} `json:"inserted"`
-	}
-	if err := d.c.Execute(ctx, "query-block", nil, &devices); err != nil {
+	devices, err := diskDevices(ctx, d.c)
+	if err != nil {
 		return nil, err
 	}
 	tops := map[string]string{}
 	for _, dev := range devices {
-		id := strings.TrimPrefix(strings.TrimSuffix(dev.QDev, "/virtio-backend"), peripheral(""))
-		if dev.Inserted == nil || !isDisk(id) {
-			continue
-		}
-		serial, err := serialOf(ctx, d.c, id)
+		serial, err := serialOf(ctx, d.c, dev.id())
 		if err != nil {
 			return nil, err
 		}
 		tops[serial] = dev.Inserted.Node
 	}
 	return tops, nil
+}
+
+// diskDevice is the device of a disk.
+type diskDevice struct {
+	QDev     string `json:"qdev"` // its id or path
+	Inserted *struct {
+		Node string `json:"node-name"`
+	} `json:"inserted"`
+}
+
+func (d diskDevice) id() string {
+	return strings.TrimPrefix(strings.TrimSuffix(d.QDev, "/virtio-backend"), peripheral(""))
+}
+
+// diskDevices returns the devices of the disks of the plan and of plugged ones.
+func diskDevices(ctx context.Context, c *qmp.Client) (all []diskDevice, err error) {
+	if err := c.Execute(ctx, "query-block", nil, &all); err != nil {
+		return nil, err
+	}
+	return slices.DeleteFunc(all, func(d diskDevice) bool { return d.Inserted == nil || !isDisk(d.id()) }), nil
 }
 
 // inode identifies a file.

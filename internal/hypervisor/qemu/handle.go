@@ -3,6 +3,7 @@ package qemu
 import (
 	"cocoonstack.io/cocoon/internal/hypervisor"
 	"cocoonstack.io/cocoon/internal/hypervisor/jail"
+	"cocoonstack.io/cocoon/internal/vm"
 )
 
 // handleVersion increases when an older driver cannot adopt what a newer one started.
@@ -17,6 +18,8 @@ type handle struct {
 	Graphics bool `json:"graphics,omitempty"` // it has a screen
 	Width    int  `json:"width,omitempty"`    // see instance.width
 	VSOCK    bool `json:"vsock,omitempty"`    // it has a virtio socket, whose context id is UID
+
+	DiskRate vm.DiskRate `json:"diskRate,omitzero"` // of disks that are plugged
 
 	Shares []shareHandle `json:"shares,omitempty"`
 }

@@ -43,6 +43,9 @@ func (l *launch) goOn(ctx context.Context, i *instance, c *qmp.Client) error {
 			if err := l.setLinks(ctx, c); err != nil {
 				return err
 			}
+			if err := limitDisks(ctx, c, l.Plan.DiskRate); err != nil {
+				return err
+			}
 			if err := cont(ctx, c); err != nil {
 				return err
 			}

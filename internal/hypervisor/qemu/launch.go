@@ -195,7 +195,7 @@ func (l *launch) start(ctx context.Context) (err error) {
 // says that the guest starts paused.
 func (l *launch) greet(ctx context.Context) error {
 	h := handle{
-		Handle: l.Handle(Name, handleVersion), Resets: !l.Plan.Boot.Direct(), Graphics: l.Plan.Graphics, Width: width(l.Plan), VSOCK: l.Plan.VSOCK,
+		Handle: l.Handle(Name, handleVersion), Resets: !l.Plan.Boot.Direct(), Graphics: l.Plan.Graphics, Width: width(l.Plan), VSOCK: l.Plan.VSOCK, DiskRate: l.Plan.DiskRate,
 		Shares: l.shares.handles(),
 	}
 	raw, err := jail.Encode(&h)
@@ -228,10 +228,13 @@ func (l *launch) greet(ctx context.Context) error {
 
 // boot lets a guest without saved state begin, unless it starts paused.
 func (l *launch) boot(ctx context.Context, c *qmp.Client) error {
-	if err := l.look(ctx, c); err != nil || !linkDown(l.Plan) {
+	if err := l.look(ctx, c); err != nil || !waits(l.Plan) {
 		return err
 	}
-	if err := l.setLinks(ctx, c); err != nil || l.Plan.Paused {
+	if err := l.setLinks(ctx, c); err != nil {
+		return err
+	}
+	if err := limitDisks(ctx, c, l.Plan.DiskRate); err != nil || l.Plan.Paused {
 		return err
 	}
 	return cont(ctx, c)

@@ -105,7 +105,7 @@ func (i *instance) plug(ctx context.Context, c *qmp.Client, d vm.Disk) error {
 	}
 	switch id := serials[d.Serial]; {
 	case id == plugName(d.Port):
-		return nil
+		return limit(ctx, c, id, i.h.DiskRate)
 	case id != "":
 		return errdefs.Conflictf("the VM has another disk with this serial")
 	case slices.Contains(there, plugName(d.Port)):
@@ -129,7 +129,10 @@ func (i *instance) plug(ctx context.Context, c *qmp.Client, d vm.Disk) error {
 	if err := addNodes(ctx, c, d); err != nil {
 		return err
 	}
-	return c.Execute(ctx, "device_add", plugDevice(d), nil)
+	if err := c.Execute(ctx, "device_add", plugDevice(d), nil); err != nil {
+		return err
+	}
+	return limit(ctx, c, plugName(d.Port), i.h.DiskRate)
 }
 
 func (i *instance) unplugDisk(ctx context.Context, c *qmp.Client, serial string) error {

@@ -100,6 +100,7 @@ func TestContract(t *testing.T) {
 				p.Disks = []vm.Disk{{Path: path, Format: vm.DiskQCOW2}}
 				return p
 			},
+			Reads:    testguest.Reads,
 			Booted:   testguest.Booted(),
 			Firmware: func(t *testing.T) hypervisor.Plan { return a.firmware(t) },
 			PowerOff: func(t *testing.T, i hypervisor.Instance) { say(t, i, "poweroff") },

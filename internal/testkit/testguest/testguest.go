@@ -3,6 +3,7 @@ package testguest
 
 import (
 	"bytes"
+	"fmt"
 	"io"
 	"os"
 	"path/filepath"
@@ -67,6 +68,12 @@ while read word arg; do
 			[ "$serial" = "$arg" ] || continue
 			[ -e $b/device/rescan ] && echo 1 >$b/device/rescan
 			echo "SIZE $arg $(cat $b/size)."
+		done 2>/dev/null ;;
+	take) first=$(grep -o 'cocoon.disks=[^ ,]*' /proc/cmdline) # of a machine whose disks have no serials
+		for b in /sys/block/*; do
+			serial=$(cat $b/serial || dd bs=1 skip=4 <$b/device/vpd_pg80)
+			[ "$serial" = "${arg% *}" ] || [ "$b $first" = "/sys/block/vda cocoon.disks=${arg% *}" ] || continue
+			echo "TOOK $(dd if=/dev/${b##*/} of=/dev/null iflag=direct bs=65536 count=$((${arg#* }/65536)) 2>&1 | head -n 1)"
 		done 2>/dev/null ;;
 	sh) echo "$(sh -c "$arg" 2>&1 | tr '\n' ' ')." ;;
 	has) for c in /sys/devices/system/cpu/cpu*/online; do [ "$(cat $c)" = 1 ] || echo 1 >$c; done 2>/dev/null
@@ -258,4 +265,20 @@ func Console(t testing.TB, i hypervisor.Instance) string {
 		t.Fatal(err)
 	}
 	return string(b)
+}
+
+// Reads is Fixture.Reads: each request of the guest is of 64 KiB at most.
+func Reads(t *testing.T, i hypervisor.Instance, serial string, n int64) {
+	t.Helper()
+	want := fmt.Sprintf("TOOK %d+0 records in", n>>16)
+	Await(t, "the guest says "+want, func() bool { // a disk that was plugged may need a moment
+		before := strings.Count(Console(t, i), "TOOK")
+		Say(t, i, fmt.Sprintf("take %s %d", serial, n))
+		Say(t, i, "end")
+		return strings.Count(Console(t, i), "TOOK") > before
+	})
+	log := Console(t, i)
+	if got := log[strings.LastIndex(log, "TOOK"):]; !strings.HasPrefix(got, want) {
+		t.Fatalf("the guest says %q, want %q", got, want)
+	}
 }
