@@ -34,15 +34,17 @@ const (
 
 // Annotations that say what the machine of a VM is like (Machine).
 const (
-	KeyFirmware    = PrefixVM + "firmware"
-	KeySMBIOS      = PrefixVM + "smbios"
-	KeyGraphics    = PrefixVM + "graphics"
-	KeyHardware    = PrefixVM + "hardware"
-	KeyFileDisks   = PrefixVM + "file-disks"
-	KeyNetworkData = PrefixVM + "network-data-source"
-	KeySSHSecrets  = PrefixVM + "ssh-key-secrets"
-	KeyLogins      = PrefixVM + "login-secrets"
-	KeyMasquerade  = PrefixVM + "masquerade"
+	KeyFirmware      = PrefixVM + "firmware"
+	KeySMBIOS        = PrefixVM + "smbios"
+	KeyGraphics      = PrefixVM + "graphics"
+	KeyHardware      = PrefixVM + "hardware"
+	KeyDiskBandwidth = PrefixVM + "disk-bandwidth"
+	KeyDiskIOPS      = PrefixVM + "disk-iops"
+	KeyFileDisks     = PrefixVM + "file-disks"
+	KeyNetworkData   = PrefixVM + "network-data-source"
+	KeySSHSecrets    = PrefixVM + "ssh-key-secrets"
+	KeyLogins        = PrefixVM + "login-secrets"
+	KeyMasquerade    = PrefixVM + "masquerade"
 )
 
 // Annotations of the Kubernetes Network Custom Resource Definition De-facto Standard, which programs of others write and read.

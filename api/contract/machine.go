@@ -5,7 +5,10 @@ import (
 	"maps"
 	"reflect"
 	"slices"
+	"strconv"
 	"strings"
+
+	"k8s.io/apimachinery/pkg/api/resource"
 )
 
 // Firmware is what a guest that boots itself starts with. Empty means bios.
@@ -158,10 +161,17 @@ type Machine struct {
 	SMBIOS      SMBIOS
 	Graphics    bool // a screen, a keyboard and a mouse, for a guest that boots itself
 	Hardware    Hardware
+	DiskRate    DiskRate
 	FileDisks   map[string]string // labels of disks by the names of the pod's volumes: a guest that boots itself has their files on these disks
 	SSHSecrets  []string          // Secrets of the pod's namespace; each value is lines of authorized_keys
 	Logins      Logins            // of a guest that boots itself, by its agent
 	NetworkData Source            // of the guest's network configuration, instead of the generated one; an empty key is networkdata
+}
+
+// DiskRate limits what each disk of a VM reads and writes per second. 0: no limit, or that of the snapshot.
+type DiskRate struct {
+	Bytes int64
+	Ops   int64
 }
 
 // Logins are Secrets of the pod's namespace by which users log in.
@@ -188,6 +198,7 @@ func ParseMachine(annotations map[string]string) (Machine, error) {
 		SMBIOS:      r.smbios(),
 		Graphics:    r.flag(KeyGraphics),
 		Hardware:    r.hardware(),
+		DiskRate:    r.diskRate(),
 		FileDisks:   r.ofVolumes(KeyFileDisks, diskLabel, "must be a list of NAME=LABEL by comma, each NAME once; a LABEL has at most 16 letters, digits, '.', '_' and '-'"),
 		SSHSecrets:  r.secrets(KeySSHSecrets),
 		Logins:      r.logins(),
@@ -233,6 +244,46 @@ func (r *reader) hardware() (h Hardware) {
 	return h
 }
 
+// ParseDiskRate reads the DiskRate of a Machine alone. Errors: Errors, with each bad key.
+func ParseDiskRate(annotations map[string]string) (DiskRate, error) {
+	r := &reader{from: annotations}
+	d := r.diskRate()
+	return d, r.errs.err()
+}
+
+func (r *reader) diskRate() DiskRate {
+	return DiskRate{Bytes: r.bytes(KeyDiskBandwidth), Ops: r.count(KeyDiskIOPS)}
+}
+
+// bytes reads a positive whole number of bytes as a quantity; 0: absent.
+func (r *reader) bytes(key string) int64 {
+	v := r.from[key]
+	if v == "" {
+		return 0
+	}
+	q, err := resource.ParseQuantity(v)
+	n, whole := q.AsInt64()
+	if err != nil || !whole || n <= 0 {
+		r.bad(key, "must be a positive quantity such as 100Mi")
+		return 0
+	}
+	return n
+}
+
+// count reads a positive number; 0: absent.
+func (r *reader) count(key string) int64 {
+	v := r.from[key]
+	if v == "" {
+		return 0
+	}
+	n, err := strconv.ParseInt(v, 10, 64)
+	if err != nil || n <= 0 {
+		r.bad(key, "must be a positive number such as 1000")
+		return 0
+	}
+	return n
+}
+
 func (r *reader) smbios() (b SMBIOS) {
 	if !r.document(KeySMBIOS, &b, `{"serial": "…", "chassis": {"manufacturer": "…", "version": "…", "serial": "…", "asset": "…", "sku": "…"}}`) {
 		return SMBIOS{}
@@ -246,6 +297,15 @@ func (m Machine) Apply(annotations map[string]string) {
 	put(annotations, KeySMBIOS, document(m.SMBIOS, m.SMBIOS == SMBIOS{}))
 	put(annotations, KeyHardware, document(m.Hardware, reflect.ValueOf(m.Hardware).IsZero()))
 	put(annotations, KeyGraphics, flagText(m.Graphics))
+	bandwidth, ops := "", ""
+	if m.DiskRate.Bytes > 0 {
+		bandwidth = resource.NewQuantity(m.DiskRate.Bytes, resource.BinarySI).String()
+	}
+	if m.DiskRate.Ops > 0 {
+		ops = strconv.FormatInt(m.DiskRate.Ops, 10)
+	}
+	put(annotations, KeyDiskBandwidth, bandwidth)
+	put(annotations, KeyDiskIOPS, ops)
 	put(annotations, KeyFileDisks, VolumesText(m.FileDisks))
 	put(annotations, KeySSHSecrets, strings.Join(m.SSHSecrets, ","))
 	put(annotations, KeyLogins, document(m.Logins, len(m.Logins.Secrets()) == 0))

@@ -43,6 +43,8 @@ func TestErrorsAreOneSentence(t *testing.T) {
 		{[]string{"vm", "run"}, 2, "requires at least 1 arg"},
 		{[]string{"vm", "run", "--memory", "0", "demo"}, 2, "--memory"},
 		{[]string{"vm", "run", "--memory", "lots", "demo"}, 2, "not a size"},
+		{[]string{"vm", "run", "--disk-bandwidth", "1K", "demo"}, 2, "bytes per second"},
+		{[]string{"vm", "run", "--disk-iops", "-1", "demo"}, 2, "requests per second"},
 		{[]string{"vm", "run", "--cpu", "0", "demo"}, 2, "at least one CPU"},
 		{[]string{"vm", "run", "--nics", "99", "demo"}, 2, "interfaces"},
 		{[]string{"vm", "run", "--nics", "2", "--network", "a,b", "demo"}, 2, "leave out --nics"},
@@ -137,12 +139,12 @@ func TestRunWaitsForTheAgent(t *testing.T) {
 		return errors.New("the CLI went on watching")
 	}
 	cocoon := serve(t, n)
-	code, out, errOut := cocoon("", "vm", "run", "-o", "json", "--memory", "256M", "-e", "A=1", "-e", "HOME", "--label", "k=v", "--stop-grace", "5s", "demo", "--", "sh", "-c", "x")
+	code, out, errOut := cocoon("", "vm", "run", "-o", "json", "--memory", "256M", "--disk-bandwidth", "100M", "--disk-iops", "1000", "-e", "A=1", "-e", "HOME", "--label", "k=v", "--stop-grace", "5s", "demo", "--", "sh", "-c", "x")
 	if code != 0 {
 		t.Fatalf("%d %s", code, errOut)
 	}
 	want := vm.Spec{
-		Name: "cocoon-demo-2", Image: "demo", CPUs: 2, Memory: 256 << 20, Accel: vm.AccelAuto, StopGrace: 5 * time.Second,
+		Name: "cocoon-demo-2", Image: "demo", CPUs: 2, Memory: 256 << 20, DiskRate: vm.DiskRate{Bytes: 100 << 20, Ops: 1000}, Accel: vm.AccelAuto, StopGrace: 5 * time.Second,
 		Labels: map[string]string{"k": "v"}, NICs: []vm.NICSpec{{}},
 		Process: vm.Process{Args: []string{"sh", "-c", "x"}, Env: []vm.EnvVar{{Name: "A", Value: "1"}, {Name: "HOME", Value: "/here"}}},
 	}

@@ -22,6 +22,7 @@ import (
 type cloneFlags struct {
 	vm.CloneSpec
 	memory, storage textui.Size
+	diskRate        diskRateFlags
 	nics            int
 	network, bridge string
 	labels          []string
@@ -56,6 +57,7 @@ CPUs run, and says what remains to be done.` + snapshotHelp,
 	fs.IntVar(&f.CPUs, "cpu", 0, "number of virtual CPUs; a clone that resumes has its snapshot's, see --cold")
 	fs.Var(&f.memory, "memory", "memory; a clone that resumes has its snapshot's, see --cold")
 	fs.Var(&f.storage, "storage", "size of the writable disk, if more than the snapshot's: 40G")
+	f.diskRate.add(fs, "the snapshot's")
 	fs.IntVar(&f.nics, "nics", 0, "number of network interfaces; another one than the snapshot's only with --cold")
 	fs.StringVar(&f.network, "network", "", "network of the interfaces (default: the node's)")
 	fs.StringVar(&f.bridge, "bridge", "", "the network whose bridge is `LINK`, instead of --network")
@@ -128,7 +130,7 @@ func (a *app) noteSize(s vm.CloneSpec, r vm.Record) {
 // spec creates the request. It leaves to the engine what only the engine can validate.
 func (f *cloneFlags) spec(args []string, changed func(string) bool) (vm.CloneSpec, error) {
 	s := f.CloneSpec
-	s.Memory, s.Storage = int64(f.memory), int64(f.storage)
+	s.Memory, s.Storage, s.DiskRate = int64(f.memory), int64(f.storage), f.diskRate.rate()
 	switch {
 	case len(args) == 0 && s.FromDir == "":
 		return s, errdefs.Invalidf("a clone needs a snapshot, or --from-dir with a folder that holds one")

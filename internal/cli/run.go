@@ -32,6 +32,7 @@ type specFlags struct {
 	cpus, nics                                        int
 	growCPUs                                          int // 0: the VM keeps the CPUs that it starts with
 	memory, growMemory, storage                       textui.Size
+	diskRate                                          diskRateFlags
 	huge                                              hugePagesFlag
 	env, labels, offered, publish, volumes            []string
 	entrypoint                                        string
@@ -51,6 +52,7 @@ func (f *specFlags) add(cmd *cobra.Command) {
 	fs.IntVar(&f.cpus, "cpu", vm.DefaultCPUs, "number of virtual CPUs")
 	fs.Var(&f.memory, "memory", "memory: 512M, 2G; units are powers of 1024")
 	fs.Var(&f.storage, "storage", "size of the writable disk; a disk image larger than the default keeps its own")
+	f.diskRate.add(fs, "no limit")
 	fs.IntVar(&f.nics, "nics", 1, "number of network interfaces")
 	fs.StringVar(&f.network, "network", "", "network of the interfaces (default: the node's); or one for each interface, separated by commas")
 	fs.StringVar(&f.bridge, "bridge", "", "the network whose bridge is `LINK`, instead of --network")
@@ -108,7 +110,7 @@ func hintAboutDashes(_ *cobra.Command, err error) error {
 // spec creates the request. It leaves to the engine what only the engine can validate.
 func (f *specFlags) spec(args []string, getenv func(string) string) (vm.Spec, error) {
 	s := vm.Spec{
-		Name: f.name, Image: args[0], CPUs: f.cpus, Memory: int64(f.memory), Driver: f.driver,
+		Name: f.name, Image: args[0], CPUs: f.cpus, Memory: int64(f.memory), DiskRate: f.diskRate.rate(), Driver: f.driver,
 		Accel: vm.Accel(f.accel), Firmware: vm.Firmware(f.firmware), Graphics: f.graphics,
 		Hostname: f.hostname, Paused: f.paused, StopGrace: f.stopGrace,
 		Process: vm.Process{Args: args[1:], User: f.runAs, WorkDir: f.workdir, TTY: f.tty, Stdin: f.stdin},

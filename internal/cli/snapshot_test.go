@@ -415,8 +415,8 @@ func TestClone(t *testing.T) {
 	if d := diff.Of(want, n.cloned); code != 0 || d != "" || !strings.Contains(out, `"cloned": true`) || !strings.Contains(out, `"snapshot": "zyx"`) {
 		t.Errorf("%d %q %q, asked for %s", code, out, errOut, d)
 	}
-	code, _, errOut = cocoon("", "vm", "clone", "--from-dir", "/srv/x", "--nics", "1", "--cold", "--cpu", "4", "--memory", "2G", "--stop-grace", "5s", "--on-demand", "--no-direct-io")
-	want = vm.CloneSpec{FromDir: "/srv/x", NICs: []vm.NICSpec{{}}, Cold: true, CPUs: 4, Memory: 2 << 30, StopGrace: 5 * time.Second, Keep: vm.Keep{Size: true}}
+	code, _, errOut = cocoon("", "vm", "clone", "--from-dir", "/srv/x", "--nics", "1", "--cold", "--cpu", "4", "--memory", "2G", "--disk-bandwidth", "100M", "--disk-iops", "500", "--stop-grace", "5s", "--on-demand", "--no-direct-io")
+	want = vm.CloneSpec{FromDir: "/srv/x", NICs: []vm.NICSpec{{}}, Cold: true, CPUs: 4, Memory: 2 << 30, DiskRate: vm.DiskRate{Bytes: 100 << 20, Ops: 500}, StopGrace: 5 * time.Second, Keep: vm.Keep{Size: true}}
 	if d := diff.Of(want, n.cloned); code != 0 || d != "" {
 		t.Errorf("%d %q, asked for %s", code, errOut, d)
 	}

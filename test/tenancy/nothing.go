@@ -3,7 +3,7 @@ package tenancy
 // nothing lists the parts of the contract that name nothing that could belong to someone, with the reason.
 var nothing = map[string]string{
 	// Words and numbers.
-	"KeyOS": word, "KeyStorage": size, "KeyConnType": word, "KeyBackend": word, "KeyNoDirectIO": word,
+	"KeyOS": word, "KeyStorage": size, "KeyDiskBandwidth": size, "KeyDiskIOPS": size, "KeyConnType": word, "KeyBackend": word, "KeyNoDirectIO": word,
 	"KeyFirmware": word, "KeySMBIOS": document, "KeyGraphics": word, "KeyMasquerade": "addresses that its own guest alone sees, and ports of that guest", "DiskOfImage": "the name of a disk", "DiskOfSeed": "the name of a disk", "KeyFileDisks": "it names volumes of the pod itself", "HeaderDisplay": "its value is a word of a closed list", "NetworkDataKey": "a key of the source",
 	"HeaderGuest": "the guest of the pod that the request attaches to", "GuestDescription": word, "GuestThaw": word, "GuestFreeze": size,
 	"KeyKeepSnapshot": word, "KeyResources": size, "KeySticky": "a claim is an object of the pod's namespace, called as the VM", "KeyDeletionPolicy": "the state that it keeps belongs to the namespace and has the name of the VM",

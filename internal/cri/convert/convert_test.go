@@ -23,7 +23,7 @@ func pod() *cri.PodSandboxConfig {
 		Metadata: &cri.PodSandboxMetadata{Name: "web", Namespace: "shop", Uid: "u1", Attempt: 2}, Hostname: "web", LogDirectory: "/var/log/pods/shop_web_u1",
 		DnsConfig:    &cri.DNSConfig{Servers: []string{"10.0.0.10"}, Searches: []string{"shop.svc.cluster.local"}, Options: []string{"ndots:5"}},
 		PortMappings: []*cri.PortMapping{{ContainerPort: 80}, {ContainerPort: 53, HostPort: 5353, Protocol: cri.Protocol_UDP, HostIp: "0.0.0.0"}},
-		Labels:       map[string]string{"app": "web"}, Annotations: map[string]string{"note": "x", "kubernetes.io/ingress-bandwidth": "10M", "kubernetes.io/egress-bandwidth": "512k"},
+		Labels:       map[string]string{"app": "web"}, Annotations: map[string]string{"note": "x", "kubernetes.io/ingress-bandwidth": "10M", "kubernetes.io/egress-bandwidth": "512k", "vm.cocoonstack.io/disk-bandwidth": "10Mi"},
 		Linux: &cri.LinuxPodSandboxConfig{
 			CgroupParent: "/kubepods/podu1", Sysctls: map[string]string{"net.core.somaxconn": "100", "kernel.shm_rmid_forced": "1"},
 			Resources: &cri.LinuxContainerResources{CpuQuota: 150000, CpuPeriod: 100000, MemoryLimitInBytes: 256 << 20},
@@ -45,7 +45,7 @@ func TestSandbox(t *testing.T) {
 	labels := s.Labels
 	s.Labels = nil
 	want := vm.Spec{
-		Name: s.Name, Sandbox: true, CgroupParent: "/kubepods/podu1", Hostname: "web", CPUs: 2, Memory: 320 << 20,
+		Name: s.Name, Sandbox: true, CgroupParent: "/kubepods/podu1", Hostname: "web", CPUs: 2, Memory: 320 << 20, DiskRate: vm.DiskRate{Bytes: 10 << 20},
 		NICs:    []vm.NICSpec{{Network: "pods", Ports: []vm.PortMapping{{Protocol: vm.UDP, HostPort: 5353, GuestPort: 53}}, Pod: vm.PodName{Namespace: "shop", Name: "web", UID: "u1"}, Bandwidth: vm.Bandwidth{Ingress: 10_000_000, Egress: 512_000}}},
 		Sysctls: []vm.Sysctl{{Name: "kernel.shm_rmid_forced", Value: "1"}, {Name: "net.core.somaxconn", Value: "100"}},
 		DNS:     &vm.DNS{Servers: []string{"10.0.0.10"}, Own: true, Searches: []string{"shop.svc.cluster.local"}, Options: []string{"ndots:5"}},
@@ -98,6 +98,7 @@ func TestRefusedSandboxes(t *testing.T) {
 		"no metadata":              func(c *cri.PodSandboxConfig) { c.Metadata = nil },
 		"a bandwidth that is none": func(c *cri.PodSandboxConfig) { c.Annotations["kubernetes.io/egress-bandwidth"] = "fast" },
 		"a bandwidth below zero":   func(c *cri.PodSandboxConfig) { c.Annotations["kubernetes.io/ingress-bandwidth"] = "-1M" },
+		"a limit that is none":     func(c *cri.PodSandboxConfig) { c.Annotations["vm.cocoonstack.io/disk-bandwidth"] = "fast" },
 		"no namespace":             func(c *cri.PodSandboxConfig) { c.Metadata.Namespace = "" },
 		"hostNetwork": func(c *cri.PodSandboxConfig) {
 			c.Linux.SecurityContext = namespaces(&cri.NamespaceOption{Network: cri.NamespaceMode_NODE})

@@ -44,6 +44,10 @@ func Sandbox(c *cri.PodSandboxConfig, handler string, n Node) (vm.Spec, vm.Owner
 	if err != nil {
 		return vm.Spec{}, vm.Owner{}, fmt.Errorf("pod %s/%s: %w", m.GetNamespace(), m.GetName(), err)
 	}
+	rate, err := contract.ParseDiskRate(c.GetAnnotations())
+	if err != nil {
+		return vm.Spec{}, vm.Owner{}, fmt.Errorf("pod %s/%s: %w", m.GetNamespace(), m.GetName(), errdefs.As(errdefs.InvalidArgument, err))
+	}
 	parent, err := cgroup(c.GetLinux().GetCgroupParent())
 	if err != nil {
 		return vm.Spec{}, vm.Owner{}, fmt.Errorf("pod %s/%s: %w", m.GetNamespace(), m.GetName(), err)
@@ -51,7 +55,7 @@ func Sandbox(c *cri.PodSandboxConfig, handler string, n Node) (vm.Spec, vm.Owner
 	size := c.GetLinux().GetResources()
 	s := vm.Spec{
 		Name: nameOf(m), Sandbox: true, CgroupParent: parent, Hostname: c.GetHostname(),
-		CPUs: cmp.Or(wholeCPUs(size), n.CPUs), Memory: memory(size, n), Storage: n.Storage,
+		CPUs: cmp.Or(wholeCPUs(size), n.CPUs), Memory: memory(size, n), Storage: n.Storage, DiskRate: vm.DiskRate(rate),
 		NICs:    []vm.NICSpec{{Network: n.Network, Ports: ports(c.GetPortMappings()), Pod: vm.PodName{Namespace: m.GetNamespace(), Name: m.GetName(), UID: m.GetUid()}, Bandwidth: band}},
 		Sysctls: sysctls(c.GetLinux().GetSysctls()), DNS: dns(c.GetDnsConfig()),
 		Labels: map[string]string{contract.VMLabelCRISandbox: string(text), contract.VMLabelCRIHandler: handler},

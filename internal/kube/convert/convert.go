@@ -115,7 +115,7 @@ func Spec(pod *corev1.Pod, node Node, env Environment) vm.Spec {
 		Sysctls:   sysctls(pod),
 	}
 	s.Firmware, s.SMBIOS = machine(pod)
-	s.Graphics, s.Hardware = graphics(pod), hardware(pod)
+	s.Graphics, s.Hardware, s.DiskRate = graphics(pod), hardware(pod), diskRate(pod)
 	if Windows(pod) {
 		s = s.AsWindows()
 	}

@@ -45,6 +45,26 @@ func graphics(pod *corev1.Pod) bool {
 	return ask.Graphics
 }
 
+// diskRate returns what limits the disks of pod's VM.
+func diskRate(pod *corev1.Pod) vm.DiskRate {
+	ask, _ := contract.ParseDiskRate(pod.Annotations)
+	return vm.DiskRate(ask)
+}
+
+// checkDiskRate refuses limits that no disk can have.
+func checkDiskRate(pod *corev1.Pod) (errs field.ErrorList) {
+	r := diskRate(pod)
+	for _, part := range []struct {
+		key  string
+		rate vm.DiskRate
+	}{{contract.KeyDiskBandwidth, vm.DiskRate{Bytes: r.Bytes}}, {contract.KeyDiskIOPS, vm.DiskRate{Ops: r.Ops}}} {
+		if err := part.rate.Validate(); err != nil {
+			errs = append(errs, field.Invalid(annotationPath(part.key), pod.Annotations[part.key], err.Error()))
+		}
+	}
+	return errs
+}
+
 // hardware returns what else the machine of pod's VM is like; nil for the usual one.
 func hardware(pod *corev1.Pod) *vm.Hardware {
 	ask, _ := contract.ParseMachine(pod.Annotations)
@@ -90,7 +110,7 @@ func checkMachine(pod *corev1.Pod) field.ErrorList {
 			errs = append(errs, field.Invalid(annotationPath(contract.KeySMBIOS), pod.Annotations[contract.KeySMBIOS], err.Error()))
 		}
 	}
-	return slices.Concat(errs, checkFileDisks(pod), checkLogins(pod), checkHugePages(pod), checkKeep(pod), checkKernel(pod), checkHostDisks(pod), checkShared(pod))
+	return slices.Concat(errs, checkDiskRate(pod), checkFileDisks(pod), checkLogins(pod), checkHugePages(pod), checkKeep(pod), checkKernel(pod), checkHostDisks(pod), checkShared(pod))
 }
 
 // kernelVolume returns the name of the volume of pod with the kernel of its guest, "" if the guest boots from a disk.

@@ -68,6 +68,35 @@ func TestHardware(t *testing.T) {
 	}
 }
 
+// A pod limits the disks of its VM, also of one that is a clone.
+func TestDiskRate(t *testing.T) {
+	pod := plain(annotate(contract.KeyDiskBandwidth, "100M", contract.KeyDiskIOPS, "1000"))
+	if errs := Check(pod); len(errs) > 0 {
+		t.Fatal(errs.ToAggregate())
+	}
+	want := vm.DiskRate{Bytes: 100_000_000, Ops: 1000}
+	if s, c := Spec(pod, Node{}, nil), Clone(pod, Node{}); s.DiskRate != want || c.DiskRate != want || len(Inherited(pod)) > 0 {
+		t.Errorf("%+v, of a clone %+v, not used: %q", s.DiskRate, c.DiskRate, Inherited(pod))
+	}
+	if s := Spec(plain(), Node{}, nil); s.DiskRate != (vm.DiskRate{}) {
+		t.Errorf("a pod that asks for nothing: %+v", s.DiskRate)
+	}
+	for _, bad := range [][2]string{
+		{contract.KeyDiskBandwidth, "fast"},
+		{contract.KeyDiskBandwidth, "1Ki"},
+		{contract.KeyDiskBandwidth, "2Ti"},
+		{contract.KeyDiskBandwidth, "0"},
+		{contract.KeyDiskIOPS, "1k"},
+		{contract.KeyDiskIOPS, "9"},
+		{contract.KeyDiskIOPS, "1000000001"},
+		{contract.KeyDiskIOPS, "-1"},
+	} {
+		if errs := Check(plain(annotate(bad[0], bad[1]))); len(errs) != 1 || !strings.Contains(errs[0].Field, bad[0]) {
+			t.Errorf("%s: %v", bad, errs)
+		}
+	}
+}
+
 func TestMachine(t *testing.T) {
 	const uuid = "5d307ca9-b3ef-428c-8861-06e72d69f223"
 	pod := plain(annotate(contract.KeyFirmware, "uefi", contract.KeyVirtletSystemUUID, strings.ToUpper(uuid), contract.KeySMBIOS, `{"serial": "1", "chassis": {"sku": "2"}}`, contract.KeyGraphics, "true"))

@@ -92,7 +92,7 @@ func Saves(pod *corev1.Pod) bool {
 // command of the pod, because a clone keeps those of its snapshot.
 func Clone(pod *corev1.Pod, node Node) vm.CloneSpec {
 	name, _ := hostname(pod, node)
-	return vm.CloneSpec{Name: VMName(pod), Labels: labels(pod, node), Hostname: name, StopGrace: Grace(pod), DNS: dns(pod, node)}
+	return vm.CloneSpec{Name: VMName(pod), Labels: labels(pod, node), Hostname: name, StopGrace: Grace(pod), DNS: dns(pod, node), DiskRate: diskRate(pod)}
 }
 
 // Inherited describes, for an Event, the settings of pod that have no effect, because a clone takes them from its snapshot. It

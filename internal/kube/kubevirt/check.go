@@ -1,6 +1,7 @@
 package kubevirt
 
 import (
+	"errors"
 	"fmt"
 	"math"
 	"reflect"
@@ -48,6 +49,17 @@ func checkAnnotations(annotations map[string]string, meta *field.Path) (errs fie
 	}
 	if _, err := contract.ParseSticky(annotations); err != nil {
 		invalid(contract.KeySticky, err.Error())
+	}
+	rate, err := contract.ParseDiskRate(annotations)
+	bad, _ := errors.AsType[contract.Errors](err)
+	for _, one := range bad {
+		invalid(one.Key, one.Error())
+	}
+	if err := (vm.DiskRate{Bytes: rate.Bytes}).Validate(); err != nil {
+		invalid(contract.KeyDiskBandwidth, err.Error())
+	}
+	if err := (vm.DiskRate{Ops: rate.Ops}).Validate(); err != nil {
+		invalid(contract.KeyDiskIOPS, err.Error())
 	}
 	if policy, err := contract.ParseEvictionPolicy(annotations); err != nil {
 		invalid(contract.KeyEvictionPolicy, err.Error())

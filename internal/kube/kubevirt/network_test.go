@@ -108,18 +108,25 @@ func TestInterfacesOfStatus(t *testing.T) {
 	}
 }
 
-// A machine says by annotations whether its VM stays on its node, and what an eviction does.
+// A machine says by annotations whether its VM stays on its node, what an eviction does, and what limits its disks.
 func TestPassedAnnotations(t *testing.T) {
 	vmi := &v1.VirtualMachineInstance{Spec: *wired(t, "pod")}
-	vmi.Annotations = map[string]string{contract.KeySticky: "10m", contract.KeyEvictionPolicy: "shutdown", contract.KeyImage: "other"}
+	vmi.Annotations = map[string]string{contract.KeySticky: "10m", contract.KeyEvictionPolicy: "shutdown", contract.KeyImage: "other", contract.KeyDiskBandwidth: "10Mi", contract.KeyDiskIOPS: "500"}
+	if errs, _ := CheckInstance(vmi); len(errs) > 0 {
+		t.Error(errs)
+	}
 	pod := Pod(vmi)
-	if a := pod.Annotations; a[contract.KeySticky] != "10m" || a[contract.KeyEvictionPolicy] != "shutdown" || a[contract.KeyImage] != "" {
+	if a := pod.Annotations; a[contract.KeySticky] != "10m" || a[contract.KeyEvictionPolicy] != "shutdown" || a[contract.KeyImage] != "" || a[contract.KeyDiskBandwidth] != "10Mi" || a[contract.KeyDiskIOPS] != "500" {
 		t.Errorf("%v", a)
 	}
-	for key, value := range map[string]string{contract.KeySticky: "soon", contract.KeyEvictionPolicy: "hibernate"} {
-		vmi.Annotations = map[string]string{key: value}
-		if errs, _ := CheckInstance(vmi); len(errs) != 1 || errs[0].Field != "metadata.annotations["+key+"]" {
-			t.Errorf("%s: %v", key, errs)
+	for key, values := range map[string][]string{
+		contract.KeySticky: {"soon"}, contract.KeyEvictionPolicy: {"hibernate"}, contract.KeyDiskBandwidth: {"fast", "1Ki"}, contract.KeyDiskIOPS: {"-1", "1"},
+	} {
+		for _, value := range values {
+			vmi.Annotations = map[string]string{key: value}
+			if errs, _ := CheckInstance(vmi); len(errs) != 1 || errs[0].Field != "metadata.annotations["+key+"]" {
+				t.Errorf("%s: %s: %v", key, value, errs)
+			}
 		}
 	}
 }

@@ -68,7 +68,7 @@ func Controls(vmi *v1.VirtualMachineInstance, o metav1.Object) bool {
 func IsLauncher(pod *corev1.Pod) bool { return pod.Labels[v1.AppLabel] == launcher }
 
 // passed are the annotations of an instance that its pod has, too.
-var passed = []string{contract.KeySticky, contract.KeyEvictionPolicy}
+var passed = []string{contract.KeySticky, contract.KeyEvictionPolicy, contract.KeyDiskBandwidth, contract.KeyDiskIOPS}
 
 // Pod returns the pod that is the VM of vmi. Preconditions: Check returns no error.
 func Pod(vmi *v1.VirtualMachineInstance) *corev1.Pod {
