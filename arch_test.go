@@ -45,7 +45,7 @@ var layers = []layer{
 
 	{"L2 contracts", 2, []string{"internal/hypervisor", "internal/image", "internal/network", "internal/guest", "internal/journal", "internal/snapshot", "internal/volume", "internal/csinode", "internal/container", "internal/guest/console/", "internal/snapshot/artifact/", "internal/snapshot/bundle/"}, nil},
 	{"L3 CSI drivers", 3, []string{"internal/csinode/"}, []string{"github.com/cenkalti/backoff", "github.com/container-storage-interface/spec", "github.com/fsnotify/fsnotify", "golang.org/x/sys/", "google.golang.org/grpc", "k8s.io/kubelet/pkg/apis/pluginregistration/"}},
-	{"L3 jail", 3, []string{"internal/hypervisor/jail/", "internal/hypervisor/savedmemory/"}, []string{"github.com/cenkalti/backoff", "golang.org/x/sys/"}},
+	{"L3 jail", 3, []string{"internal/hypervisor/jail/", "internal/hypervisor/savedmemory/", "internal/hypervisor/pager/"}, []string{"github.com/cenkalti/backoff", "golang.org/x/sys/"}},
 	{"L3 qemu", 3, []string{"internal/hypervisor/qemu/"}, []string{"github.com/cenkalti/backoff", "golang.org/x/"}},
 	{"L3 cloud hypervisor", 3, []string{"internal/hypervisor/cloudhypervisor/"}, []string{"github.com/cenkalti/backoff", "golang.org/x/sys/"}},
 	{"L3 firecracker", 3, []string{"internal/hypervisor/firecracker/"}, []string{"github.com/cenkalti/backoff", "github.com/vishvananda/netlink", "golang.org/x/sys/"}},
@@ -79,7 +79,7 @@ var layers = []layer{
 	{"L1 probes", 1, []string{"internal/probing/"}, nil},
 	{"L1 manifests", 1, []string{"deploy/"}, nil},
 	{"L1 api", 1, []string{"api/"}, []string{"google.golang.org/", "k8s.io/apimachinery", "k8s.io/api"}},
-	{"L0 ground", 0, []string{"internal/errdefs/", "internal/blockdev/", "internal/hostdir/", "internal/logging/", "internal/undo/", "internal/proc/", "internal/atomicfile/", "internal/batch/", "internal/filelock/", "internal/keylock/", "internal/sparse/", "internal/version/", "internal/reach/", "internal/ociname/", "internal/unixsocket/"}, []string{"github.com/cenkalti/backoff", "golang.org/x/sys/"}},
+	{"L0 ground", 0, []string{"internal/errdefs/", "internal/blockdev/", "internal/filling/", "internal/hostdir/", "internal/logging/", "internal/undo/", "internal/proc/", "internal/atomicfile/", "internal/batch/", "internal/filelock/", "internal/keylock/", "internal/sparse/", "internal/version/", "internal/reach/", "internal/ociname/", "internal/unixsocket/"}, []string{"github.com/cenkalti/backoff", "golang.org/x/sys/"}},
 	{"L0 grpc errors", 0, []string{"internal/grpcerr/"}, []string{"google.golang.org/"}},
 
 	{"tests", 9, []string{"internal/testkit/", "test/", "examples/", "hack/", "guest/", "os/"}, []string{"*"}},
@@ -92,7 +92,7 @@ var exceptions = map[string]bool{}
 // before it.
 var rooms = map[string][]string{
 	"internal/image":      {".", "compress", "disk", "oci", "seed", "translate", "fetch", "distribution", "pull", "local"},
-	"internal/hypervisor": {".", "jail", "savedmemory", "fake", "qemu/qmp", "qemu/stream", "qemu", "cloudhypervisor", "firecracker"},
+	"internal/hypervisor": {".", "jail", "savedmemory", "pager", "fake", "qemu/qmp", "qemu/stream", "qemu", "cloudhypervisor", "firecracker"},
 	"internal/engine":     {"serial", "proclog", "coredisk", "firmware", "process", "pool", "session", "."},
 	"internal/appliance":  {"bootctl", "bundle", "disk", "clock", "uplink", "pid1", "statecopy", "update", "identity", "install", "workload", "logins", "desired", "reconcile", "microvm", "containers", "machine", "."},
 	"internal/container":  {".", "logfile", "containerd/shimlog", "containerd"},

@@ -39,6 +39,8 @@ type Snapshots struct {
 	Store  snapshot.Store
 	Remote snapshot.Remote
 	Dial   func(addr string) (Peer, error) // nil: this node has no peers
+	// Spawn runs something that outlives a request; nil: everything is pulled whole.
+	Spawn func(func(ctx context.Context))
 }
 
 // GetSnapshot resolves a name, an id or a unique prefix of one.
@@ -159,6 +161,22 @@ func (s *Snapshots) PullSnapshot(ctx context.Context, from, name string, auth sn
 		return snapshot.Snapshot{}, err
 	}
 	return remote.Pull(ctx, from, name, auth, heard(progress))
+}
+
+// PullSnapshotEarly is PullSnapshot, but it returns when everything but the memory is here, if the memory can come later.
+func (s *Snapshots) PullSnapshotEarly(ctx context.Context, from, name string, auth snapshot.Auth, progress func(snapshot.Progress)) (snapshot.Snapshot, error) {
+	if s.Spawn == nil || strings.HasPrefix(from, snapshot.PeerScheme) {
+		return s.PullSnapshot(ctx, from, name, auth, progress)
+	}
+	remote, err := s.remote()
+	if err != nil {
+		return snapshot.Snapshot{}, err
+	}
+	snap, arrive, err := remote.PullEarly(ctx, from, name, auth, heard(progress))
+	if err == nil {
+		s.Spawn(arrive)
+	}
+	return snap, err
 }
 
 // TagDigest asks a registry for the digest of the manifest of ref.

@@ -180,10 +180,14 @@ func (a *app) snapshotPullCommand() *cobra.Command {
 	var out textui.Format
 	var remote remoteFlags
 	var name string
+	var early bool
 	cmd := &cobra.Command{
 		Use: "pull --name NAME URL/REPO[:TAG]", Short: "Fetch a snapshot from a registry, or from another node", Args: cobra.ExactArgs(1),
 		Long: `Fetch a snapshot from an OCI registry. Every byte is verified before the snapshot is there; what snapshots of this node
 have already is not fetched.
+
+With --early the command returns when everything but the memory is here. A VM of Firecracker that is cloned from the
+snapshot then starts at once, and waits for the pages that it needs and that are not here yet; others wait for all of it.
 
 With cocoon://HOST:PORT/SNAPSHOT it comes from another node, whose node API listens there and accepts this node's peer
 certificate.` + remoteHelp,
@@ -197,13 +201,18 @@ certificate.` + remoteHelp,
 			}
 			return a.withClient(func(c *nodeclient.Client) error {
 				bar := textui.NewBar(a.Stderr, args[0], out == textui.FormatJSON)
-				s, err := c.PullSnapshot(cmd.Context(), args[0], name, auth, showTransfer(bar))
+				pull := c.PullSnapshot
+				if early {
+					pull = c.PullSnapshotEarly
+				}
+				s, err := pull(cmd.Context(), args[0], name, auth, showTransfer(bar))
 				bar.Clear()
 				return a.printSnapshot(s, out, err)
 			})
 		},
 	}
 	cmd.Flags().StringVar(&name, "name", "", "name of the snapshot here (default: the one it has)")
+	cmd.Flags().BoolVar(&early, "early", false, "return before the memory is here, which then comes when it is needed")
 	remote.add(cmd)
 	textui.OutputFlag(cmd, &out)
 	cmd.Flags().SortFlags = false

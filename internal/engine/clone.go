@@ -50,7 +50,7 @@ func (n *node) clone(ctx context.Context, spec vm.CloneSpec) (vm.Record, error) 
 	if err != nil {
 		return vm.Record{}, err
 	}
-	pooled := n.pooled(r, spec)
+	pooled := n.pooled(r, spec) && h.Feed() == ""
 	var c vm.Record
 	hit := false
 	if pooled {
@@ -225,7 +225,12 @@ func (n *node) holdFor(ctx context.Context, spec vm.CloneSpec) (snapshot.Held, e
 	case spec.FromDir != "":
 		return n.holdDir(ctx, store, spec.FromDir)
 	}
-	return store.Hold(ctx, spec.Snapshot)
+	h, err := store.HoldArriving(ctx, spec.Snapshot)
+	if err == nil && h.Feed() != "" && (spec.Cold || !n.drivers.loadsLate(h.Snapshot().Hypervisor)) { // then it needs all of it
+		h.Release()
+		return store.Hold(ctx, spec.Snapshot)
+	}
+	return h, err
 }
 
 // holdDir is Store.HoldDir on behalf of the owner in ctx. Non-operators clone only from folders that the operator

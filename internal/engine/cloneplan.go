@@ -226,7 +226,7 @@ func cloneOf(h snapshot.Held, r vm.Record) *hypervisor.Incoming {
 func incomingOf(h snapshot.Held) *hypervisor.Incoming {
 	in := &hypervisor.Incoming{
 		State: filepath.Join(h.Dir(), snapshot.FileState), Memory: filepath.Join(h.Dir(), snapshot.FileMemory),
-		Booting: h.Snapshot().Fresh, Summed: h.Snapshot().Summed, DiskRate: h.Snapshot().Record.Spec.DiskRate,
+		Booting: h.Snapshot().Fresh, Summed: h.Snapshot().Summed, DiskRate: h.Snapshot().Record.Spec.DiskRate, Feed: h.Feed(),
 	}
 	if h.Snapshot().MemoryBase != "" {
 		in.Base = filepath.Join(h.Dir(), snapshot.FileBase)

@@ -60,6 +60,12 @@ func (ds drivers) firmware(name string) vm.Firmware {
 	return vm.FirmwareBIOS
 }
 
+// loadsLate reports whether guests of the driver with that name can resume before their memory is here.
+func (ds drivers) loadsLate(name string) bool {
+	l, ok := hypervisor.As[hypervisor.LateLoader](ds[name])
+	return ok && l.LoadsLate() == ""
+}
+
 // names lists the drivers for a message.
 func (ds drivers) names() string { return list(slices.Collect(maps.Keys(ds))) }
 

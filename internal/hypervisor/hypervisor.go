@@ -116,6 +116,12 @@ type FirmwareTeller interface {
 	Firmware() vm.Firmware
 }
 
+// LateLoader is the ability of a Driver to resume a guest while its memory is still being loaded (Incoming.Feed).
+type LateLoader interface {
+	// LoadsLate says why this host cannot do that, in one sentence; "" if it can.
+	LoadsLate() string
+}
+
 // Seeker is the ability of a Driver to find the processes of VMs without a known Handle: those that Reap would end.
 type Seeker interface {
 	// Seek returns the processes of each VM in ids that has any. It changes nothing.
@@ -218,6 +224,9 @@ type Incoming struct {
 	// Alone says that no other VM resumes from this memory now, so the guest's writes need no copies. Otherwise the memory is
 	// mapped copy-on-write and shared by all VMs that resume from it.
 	Alone bool
+	// Feed is the path of the socket of a filling.Writer that is still writing Memory; "": Memory is complete. The guest runs before it is. It is then alone, and Base
+	// is "". If a part of the memory never comes, the VM ends with Exit.Cause. A driver that is no LateLoader refuses it with Unsupported.
+	Feed string
 	// Booting says that the guest may have been saved before its firmware had read the whole kernel. It then needs the same
 	// Plan.Boot as the saved VM.
 	Booting bool

@@ -133,6 +133,7 @@ type carrier interface {
 type registry interface {
 	PushSnapshot(ctx context.Context, ref, to string, auth snapshot.Auth, progress func(snapshot.Progress)) (snapshot.Snapshot, error)
 	PullSnapshot(ctx context.Context, from, name string, auth snapshot.Auth, progress func(snapshot.Progress)) (snapshot.Snapshot, error)
+	PullSnapshotEarly(ctx context.Context, from, name string, auth snapshot.Auth, progress func(snapshot.Progress)) (snapshot.Snapshot, error)
 	TagDigest(ctx context.Context, ref string, auth snapshot.Auth) (string, error)
 	DeleteTag(ctx context.Context, ref string, auth snapshot.Auth) error
 	CheckRegistry(ctx context.Context, ref string, auth snapshot.Auth) error

@@ -80,8 +80,11 @@ func (s *snapshots) Push(r *nodev1.PushSnapshotRequest, stream grpc.ServerStream
 }
 
 func (s *snapshots) Pull(r *nodev1.PullSnapshotRequest, stream grpc.ServerStreamingServer[nodev1.TransferResponse]) error {
-	out := transferReporter(stream)
-	return sendSnapshot(stream, out)(s.registry.PullSnapshot(stream.Context(), r.GetFrom(), r.GetName(), nodewire.DecodeAuth(r.GetAuth()), out.report))
+	out, pull := transferReporter(stream), s.registry.PullSnapshot
+	if r.GetEarly() {
+		pull = s.registry.PullSnapshotEarly
+	}
+	return sendSnapshot(stream, out)(pull(stream.Context(), r.GetFrom(), r.GetName(), nodewire.DecodeAuth(r.GetAuth()), out.report))
 }
 
 func (s *snapshots) Tag(ctx context.Context, r *nodev1.TagRequest) (*nodev1.TagResponse, error) {

@@ -136,10 +136,20 @@ func (c *Client) PushSnapshot(ctx context.Context, ref, to string, auth snapshot
 // PullSnapshot fetches a snapshot from an OCI registry, or with cocoon://HOST:PORT/NAME from another node, and stores
 // it as name; "" keeps the name that it has there.
 func (c *Client) PullSnapshot(ctx context.Context, from, name string, auth snapshot.Auth, progress func(snapshot.Progress)) (snapshot.Snapshot, error) {
+	return c.pullSnapshot(ctx, &nodev1.PullSnapshotRequest{From: from, Name: name, Auth: nodewire.EncodeAuth(auth)}, progress)
+}
+
+// PullSnapshotEarly is PullSnapshot, but it returns when everything but the memory is here, if the memory can come later. The snapshot arrives
+// then; if the rest never comes, it is gone.
+func (c *Client) PullSnapshotEarly(ctx context.Context, from, name string, auth snapshot.Auth, progress func(snapshot.Progress)) (snapshot.Snapshot, error) {
+	return c.pullSnapshot(ctx, &nodev1.PullSnapshotRequest{From: from, Name: name, Auth: nodewire.EncodeAuth(auth), Early: true}, progress)
+}
+
+func (c *Client) pullSnapshot(ctx context.Context, r *nodev1.PullSnapshotRequest, progress func(snapshot.Progress)) (snapshot.Snapshot, error) {
 	ctx, cancel := context.WithCancel(ctx)
 	defer cancel()
-	stream, err := c.snapshots.Pull(ctx, &nodev1.PullSnapshotRequest{From: from, Name: name, Auth: nodewire.EncodeAuth(auth)})
-	return c.transfer("pull", from, stream, err, progress)
+	stream, err := c.snapshots.Pull(ctx, r)
+	return c.transfer("pull", r.GetFrom(), stream, err, progress)
 }
 
 // transfer follows a transfer to its end.

@@ -41,6 +41,7 @@ type Snapshot struct {
 	Owner     vm.Owner         `json:"owner,omitzero"`      // absent: the operator of the node
 	Published []string         `json:"published,omitempty"` // namespaces that may clone from it, "*" for all
 	Volumes   []SnapshotVolume `json:"volumes,omitempty"`
+	Arriving  bool             `json:"arriving,omitempty"` // its memory is not all here yet; if it never comes, there is no snapshot
 }
 
 // SnapshotVolume is a volume of the VM at the instant of a snapshot.
@@ -68,7 +69,7 @@ func FromSnapshot(s snapshot.Snapshot) Snapshot {
 		Network: s.Network, Windows: s.Windows, Hypervisor: s.Backend(), Driver: s.Hypervisor, NICs: s.NICs, CreatedAt: s.CreatedAt,
 		Live: s.Live, Size: s.Size, Source: Source{s.Source.VMID, s.Source.VMName, s.Source.Node}, Machine: s.Machine,
 		PauseMS: Milliseconds(s.Pause), Method: s.Method, Quiesced: s.Quiesced, Digest: s.Digest, UsedAt: optional(s.UsedAt), Labels: s.Labels,
-		Owner: s.Owner, Published: s.Published, Volumes: volumes,
+		Owner: s.Owner, Published: s.Published, Volumes: volumes, Arriving: s.Arriving,
 	}
 }
 
@@ -87,6 +88,6 @@ func (s Snapshot) Value() snapshot.Snapshot {
 		Network: s.Network, Windows: s.Windows, Hypervisor: cmp.Or(s.Driver, s.Hypervisor), Record: vm.Record{Spec: vm.Spec{Driver: asked}}, NICs: s.NICs, CreatedAt: s.CreatedAt,
 		Live: s.Live, Size: s.Size, Source: snapshot.Source{VMID: s.Source.ID, VMName: s.Source.Name, Node: s.Source.Node}, Machine: s.Machine,
 		Pause: time.Duration(s.PauseMS * float64(time.Millisecond)), Method: s.Method, Quiesced: s.Quiesced, Digest: s.Digest,
-		UsedAt: given(s.UsedAt), Labels: s.Labels, Owner: s.Owner, Published: s.Published,
+		UsedAt: given(s.UsedAt), Labels: s.Labels, Owner: s.Owner, Published: s.Published, Arriving: s.Arriving,
 	}
 }

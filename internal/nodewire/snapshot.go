@@ -22,7 +22,7 @@ func EncodeSnapshot(s snapshot.Snapshot) *nodev1.Snapshot {
 		SourceVmId: string(s.Source.VMID), SourceVmName: s.Source.VMName, SourceNode: s.Source.Node,
 		Live: s.Live, Size: s.Size, PauseNs: int64(s.Pause), Method: s.Method, Quiesced: s.Quiesced,
 		CreatedAtNs: EncodeTime(s.CreatedAt), UsedAtNs: EncodeTime(s.UsedAt), Digest: s.Digest, Labels: maps.Clone(s.Labels),
-		Owner: EncodeOwner(s.Owner), Published: slices.Clone(s.Published), Backend: s.Record.Spec.Driver,
+		Owner: EncodeOwner(s.Owner), Published: slices.Clone(s.Published), Backend: s.Record.Spec.Driver, Arriving: s.Arriving,
 		Volumes: each(s.Volumes, func(v snapshot.Volume) *nodev1.SnapshotVolume {
 			return &nodev1.SnapshotVolume{Volume: v.Volume, Snapshot: string(v.Snapshot)}
 		}),
@@ -39,7 +39,7 @@ func DecodeSnapshot(m *nodev1.Snapshot) snapshot.Snapshot {
 		Source: snapshot.Source{VMID: vm.ID(m.GetSourceVmId()), VMName: m.GetSourceVmName(), Node: m.GetSourceNode()},
 		Live:   m.GetLive(), Size: m.GetSize(), Pause: time.Duration(m.GetPauseNs()), Method: m.GetMethod(), Quiesced: m.GetQuiesced(),
 		CreatedAt: DecodeTime(m.GetCreatedAtNs()), UsedAt: DecodeTime(m.GetUsedAtNs()), Digest: m.GetDigest(), Labels: cloneMap(m.GetLabels()),
-		Owner: DecodeOwner(m.GetOwner()), Published: cloneSlice(m.GetPublished()), Record: vm.Record{Spec: vm.Spec{Driver: m.GetBackend()}},
+		Owner: DecodeOwner(m.GetOwner()), Published: cloneSlice(m.GetPublished()), Record: vm.Record{Spec: vm.Spec{Driver: m.GetBackend()}}, Arriving: m.GetArriving(),
 		Volumes: each(m.GetVolumes(), func(v *nodev1.SnapshotVolume) snapshot.Volume {
 			return snapshot.Volume{Volume: v.GetVolume(), Snapshot: vm.ID(v.GetSnapshot())}
 		}),

@@ -20,6 +20,7 @@ const (
 	FileState  = "vmstate"       // devices and CPUs, in the driver's own format; absent in a snapshot of disks only
 	FileMemory = "memory-ranges" // the guest's memory, sparse; with a MemoryBase, only what differs from FileBase
 	FileBase   = "memory-base"   // the whole memory of an earlier snapshot
+	FileFeed   = "feed"          // socket of the filling.Writer of FileMemory; only in a snapshot that arrives
 )
 
 // Each file except FileMeta has a checksum file beside it if Snapshot.Summed is set; package sparse names and reads
@@ -76,6 +77,7 @@ type Snapshot struct {
 	UsedAt    time.Time         `json:"used_at,omitzero"`
 	Summed    bool              `json:"summed,omitempty"` // the files have checksums beside them; false: saved before there were checksums
 	Kept      bool              `json:"kept,omitempty"`   // it stays when the VM that is hibernated in it wakes or is removed
+	Arriving  bool              `json:"-"`                // its memory is not all here yet; if it never comes, there is no snapshot
 	Digest    string            `json:"digest,omitempty"` // sha256:<hex> of the manifest that it was pushed as or pulled from
 	Labels    map[string]string `json:"labels,omitempty"` // opaque; doors keep their own keys here
 }
@@ -212,8 +214,11 @@ type Store interface {
 	// Update changes the record of a snapshot, not its files.
 	Update(ctx context.Context, ref string, change func(*Snapshot)) (Snapshot, error)
 
-	// Hold keeps a snapshot from being removed and gives access to its files until Release.
+	// Hold keeps a snapshot from being removed and gives access to its files until Release. It waits for one that arrives.
 	Hold(ctx context.Context, ref string) (Held, error)
+	// HoldArriving is Hold, but it does not wait. While the snapshot arrives, all but FileMemory can be used, and Held.Feed says
+	// which parts of that are here.
+	HoldArriving(ctx context.Context, ref string) (Held, error)
 	// HoldDir is Hold for a folder that ExportDir made and that is in no store. It validates the folder as Import
 	// validates a stream. InvalidArgument, DataLoss.
 	HoldDir(ctx context.Context, dir string) (Held, error)
@@ -259,8 +264,12 @@ type Draft interface {
 	// saved as a delta to it. It returns the id for Snapshot.MemoryBase; "": none of them is usable. Commit removes
 	// FileBase if the record has no MemoryBase.
 	Base(ctx context.Context, refs ...string) (id string, err error)
+	// Offer makes the snapshot visible, although FileMemory is still being written by a filling.Writer, whose socket is FileFeed in Dir. It arrives then: Store.Hold
+	// waits until Commit or Discard, and nothing changes or removes it. If the store is closed or its process dies meanwhile, there is no snapshot. Dir is
+	// another one afterwards.
+	Offer(ctx context.Context, s Snapshot) (Snapshot, error)
 	// Commit makes everything durable, then makes the snapshot visible. It fills in s.ID, Name, Owner, Size and
-	// CreatedAt.
+	// CreatedAt. After Offer it waits until nobody holds what arrived any longer.
 	Commit(ctx context.Context, s Snapshot) (Snapshot, error)
 	// Discard removes the draft; after Commit it does nothing.
 	Discard() error
@@ -281,6 +290,8 @@ type Held interface {
 	// loaded.
 	// Errors: DataLoss, which names the layer.
 	Verify(ctx context.Context) error
+	// Feed is the path of the socket of a filling.Writer that still writes FileMemory, which therefore has no checksums; "": all of it is here.
+	Feed() string
 	Release()
 }
 
@@ -295,6 +306,10 @@ type Remote interface {
 	// before the snapshot is visible. It does not fetch what local snapshots have already.
 	// Errors: as Push, and NotFound, DataLoss (digest, truncated, missing layer), AlreadyExists.
 	Pull(ctx context.Context, ref, name string, auth Auth, progress func(Progress)) (Snapshot, error)
+	// PullEarly is Pull, but it returns when everything but the memory is here, if the memory can come later: the snapshot then arrives, and a guest can resume from
+	// it. arrive waits for the rest, and must be called, once. If that never comes, or if ctx of arrive ends before, the snapshot is gone. In the second case guests that have
+	// begun get their memory nevertheless.
+	PullEarly(ctx context.Context, ref, name string, auth Auth, progress func(Progress)) (s Snapshot, arrive func(ctx context.Context), err error)
 	// Digest returns the digest of the manifest that ref names. NotFound.
 	Digest(ctx context.Context, ref string, auth Auth) (string, error)
 	// Delete removes the tag, or the manifest if ref has a digest. Idempotent: a missing tag or manifest is no error.

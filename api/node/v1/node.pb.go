@@ -12488,6 +12488,7 @@ type Snapshot struct {
 	Published     []string               `protobuf:"bytes,29,rep,name=published,proto3" json:"published,omitempty"` // namespaces that may clone from it, "*" for all
 	Backend       string                 `protobuf:"bytes,30,opt,name=backend,proto3" json:"backend,omitempty"`     // the hypervisor that the VM asked for; empty: none
 	Volumes       []*SnapshotVolume      `protobuf:"bytes,31,rep,name=volumes,proto3" json:"volumes,omitempty"`     // of the VM, in the volume store of the node
+	Arriving      bool                   `protobuf:"varint,32,opt,name=arriving,proto3" json:"arriving,omitempty"`  // its memory is not all here yet; if it never comes, there is no snapshot
 	unknownFields protoimpl.UnknownFields
 	sizeCache     protoimpl.SizeCache
 }
@@ -12737,6 +12738,13 @@ func (x *Snapshot) GetVolumes() []*SnapshotVolume {
 		return x.Volumes
 	}
 	return nil
+}
+
+func (x *Snapshot) GetArriving() bool {
+	if x != nil {
+		return x.Arriving
+	}
+	return false
 }
 
 // SnapshotVolume is a volume of a VM at the instant of a snapshot.
@@ -13575,6 +13583,7 @@ type PullSnapshotRequest struct {
 	From          string                 `protobuf:"bytes,1,opt,name=from,proto3" json:"from,omitempty"`
 	Name          string                 `protobuf:"bytes,2,opt,name=name,proto3" json:"name,omitempty"` // empty: as in the registry
 	Auth          *RemoteAuth            `protobuf:"bytes,3,opt,name=auth,proto3" json:"auth,omitempty"`
+	Early         bool                   `protobuf:"varint,4,opt,name=early,proto3" json:"early,omitempty"` // the answer comes when everything but the memory is here; the snapshot may still be arriving then
 	unknownFields protoimpl.UnknownFields
 	sizeCache     protoimpl.SizeCache
 }
@@ -13628,6 +13637,13 @@ func (x *PullSnapshotRequest) GetAuth() *RemoteAuth {
 		return x.Auth
 	}
 	return nil
+}
+
+func (x *PullSnapshotRequest) GetEarly() bool {
+	if x != nil {
+		return x.Early
+	}
+	return false
 }
 
 type TagRequest struct {
@@ -16990,7 +17006,7 @@ const file_node_v1_node_proto_rawDesc = "" +
 	"\x06labels\x18\x05 \x03(\v2'.cocoon.node.v1.SaveRequest.LabelsEntryR\x06labels\x1a9\n" +
 	"\vLabelsEntry\x12\x10\n" +
 	"\x03key\x18\x01 \x01(\tR\x03key\x12\x14\n" +
-	"\x05value\x18\x02 \x01(\tR\x05value:\x028\x01\"\x81\b\n" +
+	"\x05value\x18\x02 \x01(\tR\x05value:\x028\x01\"\x9d\b\n" +
 	"\bSnapshot\x12\x0e\n" +
 	"\x02id\x18\x01 \x01(\tR\x02id\x12\x12\n" +
 	"\x04name\x18\x02 \x01(\tR\x04name\x12 \n" +
@@ -17029,7 +17045,8 @@ const file_node_v1_node_proto_rawDesc = "" +
 	"\x05owner\x18\x1c \x01(\v2\x15.cocoon.node.v1.OwnerR\x05owner\x12\x1c\n" +
 	"\tpublished\x18\x1d \x03(\tR\tpublished\x12\x18\n" +
 	"\abackend\x18\x1e \x01(\tR\abackend\x128\n" +
-	"\avolumes\x18\x1f \x03(\v2\x1e.cocoon.node.v1.SnapshotVolumeR\avolumes\x1a9\n" +
+	"\avolumes\x18\x1f \x03(\v2\x1e.cocoon.node.v1.SnapshotVolumeR\avolumes\x12\x1a\n" +
+	"\barriving\x18  \x01(\bR\barriving\x1a9\n" +
 	"\vLabelsEntry\x12\x10\n" +
 	"\x03key\x18\x01 \x01(\tR\x03key\x12\x14\n" +
 	"\x05value\x18\x02 \x01(\tR\x05value:\x028\x01\"D\n" +
@@ -17084,11 +17101,12 @@ const file_node_v1_node_proto_rawDesc = "" +
 	"\x13PushSnapshotRequest\x12\x10\n" +
 	"\x03ref\x18\x01 \x01(\tR\x03ref\x12\x0e\n" +
 	"\x02to\x18\x02 \x01(\tR\x02to\x12.\n" +
-	"\x04auth\x18\x03 \x01(\v2\x1a.cocoon.node.v1.RemoteAuthR\x04auth\"m\n" +
+	"\x04auth\x18\x03 \x01(\v2\x1a.cocoon.node.v1.RemoteAuthR\x04auth\"\x83\x01\n" +
 	"\x13PullSnapshotRequest\x12\x12\n" +
 	"\x04from\x18\x01 \x01(\tR\x04from\x12\x12\n" +
 	"\x04name\x18\x02 \x01(\tR\x04name\x12.\n" +
-	"\x04auth\x18\x03 \x01(\v2\x1a.cocoon.node.v1.RemoteAuthR\x04auth\"|\n" +
+	"\x04auth\x18\x03 \x01(\v2\x1a.cocoon.node.v1.RemoteAuthR\x04auth\x12\x14\n" +
+	"\x05early\x18\x04 \x01(\bR\x05early\"|\n" +
 	"\n" +
 	"TagRequest\x12\x10\n" +
 	"\x03ref\x18\x01 \x01(\tR\x03ref\x12.\n" +

@@ -24,6 +24,9 @@ func Main(ctx context.Context, args []string, stdout, stderr io.Writer) int {
 	if isInit(os.Args[0], args) {
 		return runInit(stderr) //nolint:contextcheck // its work ends with the machine
 	}
+	if code, ok := helper(args); ok { //nolint:contextcheck // it outlives its daemon, and so the signals to it
+		return code
+	}
 	cmd := command(stderr) //nolint:contextcheck // cobra hands ctx to the commands
 	cmd.SetArgs(args)
 	cmd.SetOut(stdout)

@@ -48,10 +48,11 @@ type daemon struct {
 	metrics *metrics
 
 	workloads *workloadsOf
+	later     *later
 }
 
 func newDaemon(cfg Config, log *slog.Logger) (*daemon, error) {
-	d := &daemon{cfg: cfg, log: log, metrics: newMetrics(), workloads: &workloadsOf{read: make(chan struct{})}}
+	d := &daemon{cfg: cfg, log: log, metrics: newMetrics(), workloads: &workloadsOf{read: make(chan struct{})}, later: &later{}}
 	var err error
 	if d.images, err = local.New(local.Config{Dir: filepath.Join(cfg.StateDir, "images"), Log: log.With("component", "image")}); err != nil {
 		return nil, err
@@ -255,6 +256,7 @@ func (d *daemon) run(ctx context.Context) error {
 	defer stopInner()
 	inner.Go(func() error { return h.engine.Run(ictx) })
 	inner.Go(func() error { return d.nets.run(ictx) })
+	inner.Go(func() error { return d.later.run(ictx) })
 	inner.Go(func() error { return h.records.Run(ictx) })
 	inner.Go(func() error { return h.volumes.run(ictx) })
 	inner.Go(func() error { return h.plugins.run(ictx) })

@@ -32,7 +32,7 @@ type served struct {
 func (d *daemon) serve(h *host) *served {
 	s := &served{Engine: h.engine, Puller: d.puller, filler: catalog.Filler{Puller: d.puller, Images: d.puller, Disks: d.images, Into: h.engine.Volumes()}, metrics: d.metrics, nets: d.nets, node: d.newNode(h), plugins: h.plugins}
 	s.Snapshots = &catalog.Snapshots{
-		Cloner: s, Images: d.puller, Puller: d.puller, Store: h.snapshots, Remote: d.remote(h), Dial: d.cfg.Peer.dial(),
+		Cloner: s, Images: d.puller, Puller: d.puller, Store: h.snapshots, Remote: d.remote(h), Dial: d.cfg.Peer.dial(), Spawn: d.later.spawn,
 	}
 	return s
 }
@@ -41,7 +41,7 @@ func (d *daemon) serve(h *host) *served {
 func (d *daemon) remote(h *host) snapshot.Remote {
 	return chunked.New(chunked.Config{
 		Index: filepath.Join(d.cfg.StateDir, "snapshot-index"), Hypervisor: d.cfg.Driver, Whole: d.cfg.SnapshotForm == formWhole,
-		OwnerOf: ownerOf, Log: d.log.With("component", "snapshot"),
+		OwnerOf: ownerOf, LoadAs: nobody(), Log: d.log.With("component", "snapshot"),
 	}, h.snapshots)
 }
 
@@ -156,6 +156,13 @@ func (s *served) PullSnapshot(ctx context.Context, from, name string, auth snaps
 	watched, done := s.metrics.transfer("pull", progress)
 	defer done(&err)
 	return s.Snapshots.PullSnapshot(ctx, from, name, auth, watched)
+}
+
+// PullSnapshotEarly calls the catalog.
+func (s *served) PullSnapshotEarly(ctx context.Context, from, name string, auth snapshot.Auth, progress func(snapshot.Progress)) (snap snapshot.Snapshot, err error) {
+	watched, done := s.metrics.transfer("pull", progress)
+	defer done(&err)
+	return s.Snapshots.PullSnapshotEarly(ctx, from, name, auth, watched)
 }
 
 // Reset removes every VM and then everything that the network made. The network is set up again with the next VM.

@@ -177,6 +177,9 @@ func (h *held) Open(name string) (*sparse.File, error) {
 // Verify implements snapshot.Held.
 func (h *held) Verify(context.Context) error { return nil }
 
+// Feed implements snapshot.Held.
+func (h *held) Feed() string { return "" }
+
 // Release implements snapshot.Held.
 func (h *held) Release() {
 	h.w.mu.Lock()
@@ -197,6 +200,11 @@ func (s Snapshots) Hold(ctx context.Context, ref string) (snapshot.Held, error) 
 	defer s.w.mu.Unlock()
 	s.w.held[x.ID]++
 	return &held{w: s.w, dir: s.w.path("snapshots", x.ID), x: x}, nil
+}
+
+// HoldArriving implements snapshot.Store. Nothing arrives here.
+func (s Snapshots) HoldArriving(ctx context.Context, ref string) (snapshot.Held, error) {
+	return s.Hold(ctx, ref)
 }
 
 // HoldDir implements snapshot.Store.
@@ -370,6 +378,11 @@ func (d *draft) keep(op string, add func(from, to string) error, disk vm.Disk, i
 		return nil
 	})
 	return out, err
+}
+
+// Offer implements snapshot.Draft.
+func (d *draft) Offer(context.Context, snapshot.Snapshot) (snapshot.Snapshot, error) {
+	return snapshot.Snapshot{}, errdefs.Unsupportedf("nothing arrives in this store")
 }
 
 // Commit implements snapshot.Draft.

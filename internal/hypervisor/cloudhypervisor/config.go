@@ -274,6 +274,8 @@ func check(p hypervisor.Plan, firmware string) error {
 		return errdefs.Invalidf("VM %s: %d bytes of memory are no multiple of a huge page of %s", p.Name, p.Memory, p.Huge)
 	case p.Incoming != nil && p.Paused:
 		return errdefs.Invalidf("VM %s resumes from saved state, so it cannot start paused", p.Name)
+	case p.Incoming != nil && p.Incoming.Feed != "":
+		return errdefs.Unsupportedf("VM %s: Cloud Hypervisor resumes a guest only when all of its memory is here", p.Name)
 	case len(p.Disks) > maxDisks:
 		return errdefs.Invalidf("VM %s has %d disks; Cloud Hypervisor can have %d of ours", p.Name, len(p.Disks), maxDisks)
 	case len(p.NICs) > maxNICs:

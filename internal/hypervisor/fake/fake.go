@@ -105,6 +105,7 @@ type Driver struct {
 var (
 	_ hypervisor.Driver     = (*Driver)(nil)
 	_ hypervisor.ExitTeller = (*Driver)(nil)
+	_ hypervisor.LateLoader = (*Driver)(nil)
 
 	_ hypervisor.MachineTeller = (*Driver)(nil)
 	_ hypervisor.Seeker        = (*Driver)(nil)

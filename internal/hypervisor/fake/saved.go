@@ -147,7 +147,11 @@ func (i *Instance) saveMemory(p hypervisor.SavePlan) (delta bool, err error) {
 
 // recall returns what the guest of a saved state remembers.
 func recall(ctx context.Context, p hypervisor.Plan) (string, error) {
-	if err := verify(ctx, p.Incoming); err != nil {
+	in := p.Incoming
+	if in.Feed != "" {
+		in = &hypervisor.Incoming{State: in.State, Summed: in.Summed}
+	}
+	if err := verify(ctx, in); err != nil {
 		return "", err
 	}
 	text, err := readStart(p.Incoming.State, maxState)
@@ -161,7 +165,13 @@ func recall(ctx context.Context, p hypervisor.Plan) (string, error) {
 	if s.CPUs != p.CPUs || s.Memory != p.Memory || !slices.Equal(s.NICs, places(p)) {
 		return "", errdefs.DataLossf("the saved state is of a VM with %d CPUs, %d bytes and interfaces in the places %d", s.CPUs, s.Memory, s.NICs)
 	}
-	f, err := openMemory(p.Incoming)
+	if in = p.Incoming; in.Feed != "" {
+		in = &hypervisor.Incoming{Memory: in.Memory} // it has no checksums yet
+		if err := await(ctx, p.Incoming.Feed, p.Memory, int64(s.Length)); err != nil {
+			return "", err
+		}
+	}
+	f, err := openMemory(in)
 	if err != nil {
 		return "", errdefs.DataLossf("open the saved memory: %w", err)
 	}

@@ -21,6 +21,9 @@ const (
 	privateDir  = "private" // the only folder that the process can write to
 	apiSocket   = "api.sock"
 	agentSocket = "agent.sock"
+
+	memorySocket = "memory.sock" // on which the process says where its memory is that comes later
+	memoryLog    = "memory.log"  // of the pager that gives it
 )
 
 // Paths in the root of the process.
@@ -164,6 +167,9 @@ func nicID(place int) string { return "net" + strconv.Itoa(place) }
 func (s *setup) resume(p hypervisor.Plan, memory string) {
 	s.files = append(s.files, jail.RootedFile{At: rootState, Path: p.Incoming.State, ReadOnly: true})
 	load := loadConfig{State: rootState, Memory: memoryConfig{"File", memory}}
+	if p.Incoming.Feed != "" {
+		load.Memory = memoryConfig{"Uffd", filepath.Join(rootPrivate, memorySocket)}
+	}
 	for n, nic := range p.NICs {
 		load.NICs = append(load.NICs, netOverride{nicID(vm.PlaceOf(p.NICs, n)), nic.Tap})
 	}
@@ -238,6 +244,8 @@ func check(p hypervisor.Plan) error {
 		return errdefs.Unsupportedf("VM %s: %d bytes of memory are no multiple of 1 MiB, which Firecracker needs", p.Name, p.Memory)
 	case p.Incoming != nil && p.Paused:
 		return errdefs.Invalidf("VM %s resumes from saved state, so it cannot start paused", p.Name)
+	case p.Incoming != nil && p.Incoming.Feed != "" && p.Incoming.Base != "":
+		return errdefs.Invalidf("VM %s resumes while its memory is loaded, so that cannot be a delta", p.Name)
 	case len(p.Disks) > maxDisks:
 		return errdefs.Unsupportedf("VM %s has %d disks; Firecracker can have %d of ours; run the VM with the driver qemu", p.Name, len(p.Disks), maxDisks)
 	case len(p.NICs) > maxNICs:

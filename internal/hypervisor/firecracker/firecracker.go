@@ -96,6 +96,7 @@ var (
 	_ hypervisor.Checker       = (*Driver)(nil)
 	_ hypervisor.DiskReader    = (*Driver)(nil)
 	_ hypervisor.ExitTeller    = (*Driver)(nil)
+	_ hypervisor.LateLoader    = (*Driver)(nil)
 	_ hypervisor.MachineTeller = (*Driver)(nil)
 	_ hypervisor.Seeker        = (*Driver)(nil)
 )
@@ -113,7 +114,7 @@ func New(cfg Config, log *slog.Logger) (*Driver, error) {
 	}
 	if err == nil {
 		d.jail, err = jail.New(jail.Config{
-			Users: users, Cgroup: cfg.Cgroup, LogLimit: cfg.LogLimit, Logs: []string{jail.ConsoleLog, programLog, errorLog}, Private: privateDir, Mark: markOf,
+			Users: users, Cgroup: cfg.Cgroup, LogLimit: cfg.LogLimit, Logs: []string{jail.ConsoleLog, programLog, errorLog, memoryLog}, Private: privateDir, Mark: markOf,
 		}, d.log)
 	}
 	if err != nil {
@@ -262,6 +263,7 @@ func (d *Driver) Adopt(ctx context.Context, raw hypervisor.Handle) (hypervisor.I
 		return nil, err
 	}
 	i := newInstance(d, h, raw, p)
+	i.adoptPager()
 	i.Supervise(ctx, i.supervise)
 	return i, nil
 }
@@ -273,5 +275,5 @@ func (d *Driver) LastExit(_ context.Context, raw hypervisor.Handle) (hypervisor.
 		return hypervisor.Exit{}, err
 	}
 	reason, err := h.lastReason()
-	return h.LastExit(reason, err, jail.Ended)
+	return h.LastExit(reason, err, h.exit)
 }

@@ -16,6 +16,7 @@ type handle struct {
 	Agent  bool         `json:"agent,omitempty"` // it has a channel for its agent
 	Disks  []jail.Drive `json:"disks,omitempty"`
 	Links  []tap        `json:"links,omitempty"`
+	Pager  *pagerOf     `json:"pager,omitempty"` // nil: its memory was there when it began
 }
 
 // tap is where an interface of a guest is.

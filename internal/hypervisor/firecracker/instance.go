@@ -25,6 +25,7 @@ type instance struct {
 	d     *Driver
 	h     handle
 	guest jail.Channel
+	pager *attendant // nil: it needs none
 
 	mu      sync.Mutex
 	pressed bool // the power button was pressed before the guest began
@@ -195,8 +196,11 @@ func (i *instance) supervise(ctx context.Context) {
 	for h := (halt{}); ; {
 		select {
 		case <-ctx.Done():
+			i.pager.release()
 			i.Detach()
 			return
+		case <-i.pager.over():
+			i.unattended(ctx)
 		case <-i.Proc.Done():
 			i.bury(ctx)
 			return
@@ -226,14 +230,14 @@ func (i *instance) bury(ctx context.Context) {
 	if err != nil {
 		i.d.log.Warn("end of guest not known", "vm", i.h.ID, "err", err)
 	}
-	exit := jail.Ended(reason)
+	exit := i.h.exit(reason)
 	if reason == "" || e.Signal == 0 { // otherwise the guest has ended, whoever then ended the process
 		exit.Code, exit.Signal = e.Code, e.Signal
 	}
 	i.guest.Close()
-	err = nil
+	err = i.pager.end(ctx)
 	if reason != "" {
-		err = i.h.Record(reason)
+		err = errors.Join(err, i.h.Record(reason))
 	}
 	i.Bury(exit, err)
 }

@@ -41,6 +41,7 @@ type launch struct {
 	setup   setup
 
 	memory *savedmemory.Memory
+	late   late // what gives it its memory later
 	errors *os.File
 	inst   *instance
 }
@@ -76,8 +77,12 @@ func (l *launch) compose(ctx context.Context) (err error) {
 
 // loadMemory loads the memory of saved state. The program maps it copy-on-write, so all VMs that resume from it share it, and one that is alone has it to itself.
 func (l *launch) loadMemory(ctx context.Context) (err error) {
-	if l.Plan.Incoming != nil {
-		l.memory, err = l.d.memory.Load(ctx, l.Plan.Incoming, l.Plan.Memory)
+	switch in := l.Plan.Incoming; {
+	case in == nil:
+	case in.Feed != "":
+		return l.openLate(ctx)
+	default:
+		l.memory, err = l.d.memory.Load(ctx, in, l.Plan.Memory)
 	}
 	return err
 }
@@ -88,10 +93,14 @@ func (l *launch) makeCgroup(context.Context) error {
 
 // openFiles opens what the process finds in its root.
 func (l *launch) openFiles(context.Context) error {
-	if err := l.Dir.Remove(jail.EndFile, programLog, errorLog); err != nil {
+	if err := l.Dir.Remove(jail.EndFile, programLog, errorLog, memoryLog); err != nil {
 		return err
 	}
-	return l.OpenRoot(privateDir, rootPrivate)
+	err := l.OpenRoot(privateDir, rootPrivate)
+	if err == nil && l.late.used() {
+		err = l.listenLate(l.Root[0].File)
+	}
+	return err
 }
 
 // openLogs opens the logs. The program opens its own by path, so the file belongs to its user, but not the folder that it is in.
@@ -117,6 +126,9 @@ func (l *launch) start(context.Context) error {
 	root := &proc.Root{Files: l.Root, Devices: []string{jail.KVMDevice, "/dev/null", "/dev/urandom"}, Places: []string{rootSavedState, rootSavedMemory}}
 	if len(l.Plan.NICs) > 0 {
 		root.Devices = append(root.Devices, tunDevice)
+	}
+	if l.late.used() {
+		root.Devices = append(root.Devices, faultsDevice)
 	}
 	files := []*os.File{l.Console.End}
 	if l.memory != nil {
@@ -147,7 +159,11 @@ func (l *launch) boot(ctx context.Context) error {
 	if err := l.answers(wait, i); err != nil {
 		return l.explain(ctx, err)
 	}
-	if err := l.configure(ctx, i); err != nil {
+	configure := l.configure
+	if l.late.used() {
+		configure = l.attended
+	}
+	if err := configure(ctx, i); err != nil {
 		return l.explain(ctx, err)
 	}
 	i.Supervise(ctx, i.supervise)
@@ -234,5 +250,6 @@ func (l *launch) explain(ctx context.Context, err error) error {
 func (l *launch) release() {
 	jail.CloseAll([]*os.File{l.errors})
 	l.memory.Release()
+	l.late.close()
 	l.Release()
 }

@@ -6,12 +6,16 @@ import (
 	"testing"
 
 	"cocoonstack.io/cocoon/internal/guest/link"
+	"cocoonstack.io/cocoon/internal/hypervisor/pager"
 	"cocoonstack.io/cocoon/internal/testkit/netns"
 	"cocoonstack.io/cocoon/internal/vm"
 )
 
-// TestMain lets the test binary be /echo of the guest: it sends back what comes over the virtio socket.
+// TestMain lets the test binary be a pager, and /echo of the guest, which sends back what comes over the virtio socket.
 func TestMain(m *testing.M) {
+	if pager.Is(os.Args[1:]) {
+		os.Exit(pager.Main(os.Args[1:], os.Stderr))
+	}
 	if os.Args[0] == "/echo" {
 		echo()
 	}

@@ -107,4 +107,14 @@ func testLaunchPaused(t *testing.T, s *suite) {
 		}
 		t.Errorf("saved state that starts paused: %v, want InvalidArgument", err)
 	}
+	saved.Paused, saved.Incoming.Feed = false, "/feed"
+	if _, ok := hypervisor.As[hypervisor.LateLoader](s.driver); ok {
+		return
+	}
+	if j, err := s.driver.Launch(s.ctx(t), saved); !errdefs.Is(err, errdefs.Unsupported) {
+		if err == nil {
+			s.kill(t, j)
+		}
+		t.Errorf("memory that is still being loaded: %v, want Unsupported", err)
+	}
 }

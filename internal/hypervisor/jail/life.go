@@ -40,6 +40,9 @@ func (j *Jail) NewLife(h Handle, raw hypervisor.Handle, p *proc.Process) *Life {
 	return &Life{Proc: p, jail: j, h: h, raw: append(hypervisor.Handle(nil), raw...), finished: make(chan struct{}), gone: make(chan struct{})}
 }
 
+// Renew replaces the text of the driver's handle. It is called before Supervise, or not at all.
+func (l *Life) Renew(raw hypervisor.Handle) { l.raw = append(hypervisor.Handle(nil), raw...) }
+
 // Supervise runs fn until the process has ended or the instance is closed, when ctx of fn ends. It outlives ctx.
 func (l *Life) Supervise(ctx context.Context, fn func(ctx context.Context)) {
 	l.closed, l.close = context.WithCancel(context.WithoutCancel(ctx))

@@ -152,6 +152,8 @@ func check(p hypervisor.Plan) error {
 		return errdefs.Invalidf("VM %s has %d disks and %d shared folders; at most %d are possible", p.Name, len(fixed), len(p.Shares), maxDisks)
 	case p.Paused && p.Incoming != nil:
 		return errdefs.Invalidf("VM %s resumes from saved state, so it cannot start paused", p.Name)
+	case p.Incoming != nil && p.Incoming.Feed != "":
+		return errdefs.Unsupportedf("VM %s: QEMU resumes a guest only when all of its memory is here", p.Name)
 	case p.TPM != "" && p.Incoming != nil:
 		return errdefs.Invalidf("VM %s has a TPM, so it cannot resume from saved state", p.Name)
 	case p.VSOCK && p.Incoming != nil:

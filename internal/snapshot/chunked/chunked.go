@@ -18,6 +18,7 @@ import (
 
 	"cocoonstack.io/cocoon/internal/errdefs"
 	"cocoonstack.io/cocoon/internal/ociclient"
+	"cocoonstack.io/cocoon/internal/proc"
 	"cocoonstack.io/cocoon/internal/snapshot"
 	"cocoonstack.io/cocoon/internal/vm"
 )
@@ -48,6 +49,9 @@ type Config struct {
 	// OwnerOf derives, from its labels, the owner of a snapshot that was saved before snapshots had owners; nil: the
 	// operator.
 	OwnerOf func(labels map[string]string) vm.Owner
+
+	// LoadAs is the user of processes that load memory later, see PullEarly; nil: the same.
+	LoadAs *proc.User
 
 	HTTP ociclient.Config
 	Log  *slog.Logger // nil discards

@@ -22,6 +22,9 @@ const (
 )
 
 func TestMain(m *testing.M) {
+	if chunked.IsLoad(os.Args[1:]) {
+		os.Exit(chunked.Load(context.Background(), os.Stdin))
+	}
 	if dir := os.Getenv(envDir); dir != "" {
 		os.Exit(pullAndDie(dir))
 	}
@@ -34,6 +37,13 @@ func pullAndDie(dir string) int {
 		return 3
 	}
 	c := chunked.New(chunked.Config{Index: filepath.Join(dir, "index"), HTTP: ociclient.Config{Backoff: time.Millisecond}}, s)
+	if os.Getenv(envPhase) == "early" {
+		if _, _, err := c.PullEarly(context.Background(), os.Getenv(envRef), "x", token, nil); err != nil {
+			return 4
+		}
+		_, _ = os.Stdout.WriteString("now\n")
+		select {}
+	}
 	_, err = c.Pull(context.Background(), os.Getenv(envRef), "x", token, func(p snapshot.Progress) {
 		if p.Phase == os.Getenv(envPhase) && (p.Phase != "fetching" || p.Done > 4<<20) {
 			_, _ = os.Stdout.WriteString("now\n")

@@ -62,6 +62,9 @@ func (p *pull) fetch(ctx context.Context) error {
 	if err := p.borrow(ctx, tasks); err != nil {
 		return err
 	}
+	if p.early {
+		tasks = p.postpone(tasks)
+	}
 	p.room = semaphore.NewWeighted(budget)
 	g, ctx := errgroup.WithContext(ctx)
 	queue := make(chan task)

@@ -54,53 +54,73 @@ type pull struct {
 	local  map[string]place
 	held   map[string]snapshot.Held // snapshots that chunks are borrowed from
 	room   *semaphore.Weighted
+
+	early bool   // what only the memory needs comes later
+	later []task // that
 }
 
 func (p *pull) run(ctx context.Context, r ociclient.Ref, name string) (snapshot.Snapshot, error) {
+	none := snapshot.Snapshot{}
+	draft, record, err := p.begin(ctx, r, name)
+	if err != nil {
+		return none, err
+	}
+	defer p.end(draft)
+	if err := p.fetch(ctx); err != nil {
+		return none, err
+	}
+	return p.finish(ctx, r, draft, record)
+}
+
+// begin makes the draft of the snapshot, and checks that its files have room. After it, end has to be called.
+func (p *pull) begin(ctx context.Context, r ociclient.Ref, name string) (snapshot.Draft, snapshot.Snapshot, error) {
 	none := snapshot.Snapshot{}
 	p.m.p.Total = -1
 	p.m.phase("preparing")
 	digest, manifest, config, record, err := p.describe(ctx, r)
 	if err != nil {
-		return none, err
+		return nil, none, err
 	}
 	if p.files, err = plan(record, config, manifest); err != nil {
-		return none, err
+		return nil, none, err
 	}
 	name = cmp.Or(name, record.Name)
 	heir, err := record.Heir(vm.Behalf(ctx))
 	if err != nil {
-		return none, err
+		return nil, none, err
 	}
 	draft, err := p.c.store.Create(vm.OnBehalf(ctx, heir), name)
 	if err != nil {
-		return none, err
+		return nil, none, err
 	}
-	defer func() {
-		if err := draft.Discard(); err != nil {
-			p.c.cfg.Log.Warn("draft not removed", "snapshot", draft.ID(), "err", err)
-		}
-	}()
 	p.dir = draft.Dir()
 	if err := p.enough(); err != nil {
-		return none, err
-	}
-	defer func() {
-		for _, t := range p.tables {
-			t.close()
-		}
-	}()
-	if err := p.fetch(ctx); err != nil {
-		return none, err
-	}
-	p.m.phase("verifying")
-	if err := p.check(ctx); err != nil {
-		return none, err
+		p.end(draft)
+		return nil, none, err
 	}
 	record.Digest = digest
+	return draft, record, nil
+}
+
+// end removes what is not needed after a pull, or after its failure.
+func (p *pull) end(draft snapshot.Draft) {
+	for _, t := range p.tables {
+		t.close()
+	}
+	if err := draft.Discard(); err != nil {
+		p.c.cfg.Log.Warn("draft not removed", "snapshot", draft.ID(), "err", err)
+	}
+}
+
+// finish verifies and stores what was fetched.
+func (p *pull) finish(ctx context.Context, r ociclient.Ref, draft snapshot.Draft, record snapshot.Snapshot) (snapshot.Snapshot, error) {
+	p.m.phase("verifying")
+	if err := p.check(ctx); err != nil {
+		return snapshot.Snapshot{}, err
+	}
 	s, err := draft.Commit(ctx, record)
 	if err != nil {
-		return none, err
+		return snapshot.Snapshot{}, err
 	}
 	p.remember(ctx, r, s)
 	return s, nil

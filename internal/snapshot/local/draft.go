@@ -35,6 +35,7 @@ type draft struct {
 	disks  int             // linked so far
 	linked map[string]bool // files that Link made on this host
 	done   bool
+	offer  *entry // nil: not offered
 }
 
 // Create implements snapshot.Store.
@@ -57,8 +58,14 @@ func (s *Store) create(ctx context.Context, name string) (*draft, error) {
 	return d, nil
 }
 
-func (d *draft) ID() string  { return d.id }
-func (d *draft) Dir() string { return d.store.path("tmp", d.id) }
+func (d *draft) ID() string { return d.id }
+
+func (d *draft) Dir() string {
+	if d.offer != nil {
+		return d.store.path(d.id)
+	}
+	return d.store.path("tmp", d.id)
+}
 
 // free releases the name.
 func (d *draft) free() {
@@ -199,13 +206,7 @@ func (d *draft) Commit(ctx context.Context, s snapshot.Snapshot) (snapshot.Snaps
 	if d.done {
 		return snapshot.Snapshot{}, errdefs.Preconditionf("snapshot %s is already finished or discarded", d.name)
 	}
-	s = s.Clone()
-	s.ID, s.Name, s.Owner = d.id, d.name, d.owner
-	if s.CreatedAt.IsZero() {
-		s.CreatedAt = time.Now()
-	}
-	s.CreatedAt = s.CreatedAt.UTC()
-	s, err := d.commit(ctx, s)
+	s, err := d.commit(ctx, d.own(s))
 	if err != nil {
 		return snapshot.Snapshot{}, fmt.Errorf("finish snapshot %s: %w", d.name, full(err))
 	}
@@ -213,16 +214,28 @@ func (d *draft) Commit(ctx context.Context, s snapshot.Snapshot) (snapshot.Snaps
 	return s.Clone(), nil
 }
 
+// own returns s as the record of d.
+func (d *draft) own(s snapshot.Snapshot) snapshot.Snapshot {
+	s = s.Clone()
+	s.ID, s.Name, s.Owner = d.id, d.name, d.owner
+	if s.CreatedAt.IsZero() {
+		s.CreatedAt = time.Now()
+	}
+	s.CreatedAt = s.CreatedAt.UTC()
+	return s
+}
+
 func (d *draft) commit(ctx context.Context, s snapshot.Snapshot) (snapshot.Snapshot, error) {
+	if d.offer != nil {
+		return d.arrive(ctx, s)
+	}
 	if err := check(s); err != nil {
 		return s, err
 	}
 	if err := checkFiles(d.Dir(), s, d.linked); err != nil {
 		return s, err
 	}
-	if slices.ContainsFunc(s.Files(), func(f string) bool { return layerRE.MatchString(f) && !d.linked[f] }) {
-		s = s.Foreign()
-	}
+	s = d.cleansed(s)
 	if s.MemoryBase == "" {
 		for _, f := range withSums([]string{snapshot.FileBase}) {
 			if err := os.Remove(filepath.Join(d.Dir(), f)); err != nil && !errors.Is(err, fs.ErrNotExist) {
@@ -258,6 +271,14 @@ func (d *draft) commit(ctx context.Context, s snapshot.Snapshot) (snapshot.Snaps
 	defer st.mu.Unlock()
 	st.all[d.id] = &entry{s: s}
 	return s, nil
+}
+
+// cleansed returns s without what is only true on another host, if it came from one.
+func (d *draft) cleansed(s snapshot.Snapshot) snapshot.Snapshot {
+	if slices.ContainsFunc(s.Files(), func(f string) bool { return layerRE.MatchString(f) && !d.linked[f] }) {
+		return s.Foreign()
+	}
+	return s
 }
 
 // onlyThese refuses a folder with other files than the given ones: a file that is in no record would never be removed.
@@ -302,6 +323,9 @@ func (d *draft) Discard() error {
 		return nil
 	}
 	d.done = true
+	if d.offer != nil {
+		return d.retract()
+	}
 	err := os.RemoveAll(d.Dir())
 	d.free()
 	if err != nil {

@@ -28,6 +28,14 @@ func (h *held) Snapshot() snapshot.Snapshot { return h.s.Clone() }
 func (h *held) Dir() string                 { return h.dir }
 func (h *held) Release()                    { h.release() }
 
+// Feed implements snapshot.Held.
+func (h *held) Feed() string {
+	if !h.s.Arriving {
+		return ""
+	}
+	return filepath.Join(h.dir, snapshot.FileFeed)
+}
+
 // Open implements snapshot.Held.
 func (h *held) Open(name string) (*sparse.File, error) {
 	f, err := openFile(h.dir, h.s, name)
@@ -56,7 +64,26 @@ func (s *Store) Hold(ctx context.Context, ref string) (snapshot.Held, error) {
 	if err := s.Open(ctx); err != nil {
 		return nil, err
 	}
+	return s.hold(ctx, ref, false)
+}
+
+// HoldArriving implements snapshot.Store.
+func (s *Store) HoldArriving(ctx context.Context, ref string) (snapshot.Held, error) {
+	if err := s.Open(ctx); err != nil {
+		return nil, err
+	}
+	return s.hold(ctx, ref, true)
+}
+
+// hold waits for a snapshot that arrives, unless early says that it may be used before.
+func (s *Store) hold(ctx context.Context, ref string, early bool) (snapshot.Held, error) {
+	if err := s.await(ctx, ref, early); err != nil {
+		return nil, err
+	}
 	h, err := s.keep(vm.Behalf(ctx), ref, true)
+	if errors.Is(err, errFinishing) { // since then
+		return s.hold(ctx, ref, early)
+	}
 	if err != nil {
 		return nil, err
 	}
@@ -82,6 +109,12 @@ func (s *Store) keep(who vm.Owner, ref string, used bool) (*held, error) {
 	if e.bad != nil {
 		return nil, e.bad
 	}
+	if e.s.Arriving && !used {
+		return nil, errdefs.NotFoundf("the memory of snapshot %s is still arriving", name(e.s))
+	}
+	if e.s.Arriving && e.finishing {
+		return nil, errFinishing
+	}
 	e.holds++
 	if used {
 		e.s.UsedAt = time.Now().UTC()
@@ -90,7 +123,10 @@ func (s *Store) keep(who vm.Owner, ref string, used bool) (*held, error) {
 	release := sync.OnceFunc(func() {
 		s.mu.Lock()
 		defer s.mu.Unlock()
-		e.holds--
+		if e.holds--; e.holds == 0 && e.unheld != nil {
+			close(e.unheld)
+			e.unheld = nil
+		}
 	})
 	return &held{s: e.s.Clone(), store: s, dir: s.path(e.s.ID), release: release}, nil
 }

@@ -68,6 +68,10 @@ type entry struct {
 	bad   error // its record cannot be read; s has only the id
 	holds int
 	gone  bool // being removed
+
+	arrived   chan struct{} // closed when the snapshot is whole, or will never be; nil: it was never offered
+	finishing bool          // nobody holds it before it has arrived any more
+	unheld    chan struct{} // closed when holds becomes 0; nil: nobody waits for that
 }
 
 // New validates cfg. It does not touch the folder; Open or the first use does.
@@ -101,7 +105,7 @@ func (s *Store) Open(ctx context.Context) error {
 	if err != nil {
 		return fmt.Errorf("open the snapshot store %s: %w", s.cfg.Dir, err)
 	}
-	if err := errors.Join(s.sweep(), s.index(), s.forgetSums()); err != nil {
+	if err := errors.Join(s.sweep(), s.sweepOffers(), s.index(), s.forgetSums()); err != nil {
 		lock.Close()
 		return fmt.Errorf("open the snapshot store %s: %w", s.cfg.Dir, err)
 	}
@@ -283,6 +287,9 @@ func (s *Store) Remove(ctx context.Context, ref string) error {
 	}
 	s.mu.Lock()
 	e, err := s.findOwn(vm.Behalf(ctx), ref)
+	if err == nil && e.s.Arriving {
+		err = errdefs.Preconditionf("the memory of snapshot %s is still arriving; try again when it is here", name(e.s))
+	}
 	if err == nil && e.holds > 0 {
 		err = errdefs.Preconditionf("snapshot %s is in use by %d other operations, such as an export or a starting clone; try again when they are done", name(e.s), e.holds)
 	}
@@ -342,6 +349,8 @@ func (s *Store) Update(ctx context.Context, ref string, change func(*snapshot.Sn
 	old, err := e.s.Clone(), e.bad
 	if e.gone {
 		err = vm.Snapshots.Missing(vm.Behalf(ctx), ref)
+	} else if e.s.Arriving {
+		err = errdefs.Preconditionf("the memory of snapshot %s is still arriving; try again when it is here", name(e.s))
 	}
 	s.mu.Unlock()
 	if err != nil {
