@@ -247,7 +247,7 @@ func TestDocumentedClients(t *testing.T) {
 
 	for _, repo := range []string{"theirs", "split", "ours", "again"} {
 		to := snapshots(t)
-		client := chunked.New(chunked.Config{Hypervisor: "fake"}, to)
+		client := chunked.New(chunked.Config{Hypervisors: []string{"fake"}}, to)
 		if _, err := client.Pull(t.Context(), r.url+"/"+repo+":1", "pulled", auth, nil); err != nil {
 			t.Fatalf("%s: %v", repo, err)
 		}
@@ -327,7 +327,7 @@ func TestSnapshotsOfAnotherHypervisor(t *testing.T) {
 		}
 		_, err1 := to.Import(t.Context(), "x", "", bytes.NewReader(got), nil)
 		_, err2 := to.Import(t.Context(), "x", "", bytes.NewReader(export.Bytes()), nil)
-		_, err3 := chunked.New(chunked.Config{Hypervisor: "qemu"}, to).Pull(t.Context(), r.url+"/"+repo+":1", "x", snapshot.Auth{Token: allToken}, nil)
+		_, err3 := chunked.New(chunked.Config{Hypervisors: []string{"qemu"}}, to).Pull(t.Context(), r.url+"/"+repo+":1", "x", snapshot.Auth{Token: allToken}, nil)
 		for _, err := range []error{err1, err2, err3} {
 			if !errdefs.IsInvalid(err) || !strings.Contains(err.Error(), `another system made, of a guest of the hypervisor "cloud-hypervisor"`) {
 				t.Errorf("%s: %v", repo, err)
@@ -432,7 +432,7 @@ func TestEarlierReleases(t *testing.T) {
 	}
 
 	to := snapshots(t)
-	if _, err := chunked.New(chunked.Config{Hypervisor: "fake"}, to).Pull(t.Context(), r.url+"/ours:earlier", "pulled", auth, nil); err != nil {
+	if _, err := chunked.New(chunked.Config{Hypervisors: []string{"fake"}}, to).Pull(t.Context(), r.url+"/ours:earlier", "pulled", auth, nil); err != nil {
 		t.Fatal(err)
 	}
 	clonable(t, to, "pulled", source)

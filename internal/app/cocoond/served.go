@@ -2,7 +2,9 @@ package cocoond
 
 import (
 	"context"
+	"maps"
 	"path/filepath"
+	"slices"
 	"time"
 
 	"cocoonstack.io/cocoon/internal/catalog"
@@ -40,7 +42,7 @@ func (d *daemon) serve(h *host) *served {
 // remote connects to registries of snapshots.
 func (d *daemon) remote(h *host) snapshot.Remote {
 	return chunked.New(chunked.Config{
-		Index: filepath.Join(d.cfg.StateDir, "snapshot-index"), Hypervisor: d.cfg.Driver, Whole: d.cfg.SnapshotForm == formWhole,
+		Index: filepath.Join(d.cfg.StateDir, "snapshot-index"), Hypervisors: slices.Sorted(maps.Keys(h.drivers)), Whole: d.cfg.SnapshotForm == formWhole,
 		OwnerOf: ownerOf, LoadAs: nobody(), Log: d.log.With("component", "snapshot"),
 	}, h.snapshots)
 }

@@ -38,8 +38,8 @@ type Config struct {
 	// push reads and sends only what changed, and a pull borrows chunks from local snapshots. It can be deleted at any
 	// time. "": no index.
 	Index string
-	// Hypervisor is the driver of this node. Pull refuses snapshots of another hypervisor. "": any.
-	Hypervisor string
+	// Hypervisors are the drivers of this node. Pull refuses snapshots of another hypervisor. Empty: any.
+	Hypervisors []string
 	// Whole makes every file one uncompressed layer, for readers from before chunks. Such a push shares no data with
 	// another.
 	Whole bool

@@ -26,7 +26,7 @@ func Plan(manifest, config, record []byte) (int64, error) {
 	if !slices.ContainsFunc(m.Layers, isRecord) {
 		return 0, artifact.Foreign(c.Hypervisor)
 	}
-	s, err := parseRecord(record, c, "qemu")
+	s, err := parseRecord(record, c, []string{"qemu"})
 	if err != nil {
 		return 0, err
 	}

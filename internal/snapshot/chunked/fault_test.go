@@ -556,7 +556,7 @@ func TestForeignSnapshots(t *testing.T) {
 	}))
 	push(t, client(t, s, nil), h, host+"/vm/web:v1")
 	there := newStore(t)
-	_, err := client(t, there, func(c *chunked.Config) { c.Hypervisor = "cloud-hypervisor" }).Pull(t.Context(), host+"/vm/web:v1", "x", snapshot.Auth{}, nil)
+	_, err := client(t, there, func(c *chunked.Config) { c.Hypervisors = []string{"cloud-hypervisor"} }).Pull(t.Context(), host+"/vm/web:v1", "x", snapshot.Auth{}, nil)
 	if !errdefs.IsInvalid(err) || !strings.Contains(err.Error(), `"qemu"`) || blobs.Load() != 2 { // its configuration and its record
 		t.Errorf("%v after %d blobs", err, blobs.Load())
 	}
@@ -582,8 +582,8 @@ func TestForeignSnapshots(t *testing.T) {
 	if _, err := session.PutManifest(t.Context(), "v1", ociclient.MediaManifest, m); err != nil {
 		t.Fatal(err)
 	}
-	for _, hypervisor := range []string{"qemu", ""} {
-		_, err = client(t, there, func(c *chunked.Config) { c.Hypervisor = hypervisor }).Pull(t.Context(), host+"/vm/other:v1", "x", snapshot.Auth{}, nil)
+	for _, hypervisors := range [][]string{{"qemu"}, nil} {
+		_, err = client(t, there, func(c *chunked.Config) { c.Hypervisors = hypervisors }).Pull(t.Context(), host+"/vm/other:v1", "x", snapshot.Auth{}, nil)
 		if !errdefs.IsInvalid(err) || !strings.Contains(err.Error(), "cloud-hypervisor") {
 			t.Errorf("%v", err)
 		}

@@ -99,8 +99,8 @@ func clipped(s string) string {
 }
 
 // parseRecord reads the snapshot's record and checks it against the config. It refuses what is not our record, and a
-// snapshot that another driver than the given one took; "": any.
-func parseRecord(data []byte, c artifact.Config, driver string) (snapshot.Snapshot, error) {
+// snapshot that another driver than the given ones took; none: any.
+func parseRecord(data []byte, c artifact.Config, drivers []string) (snapshot.Snapshot, error) {
 	if _, ok := artifact.IsRecord(data, c.SnapshotID); !ok {
 		return snapshot.Snapshot{}, artifact.Foreign(c.Hypervisor)
 	}
@@ -108,8 +108,8 @@ func parseRecord(data []byte, c artifact.Config, driver string) (snapshot.Snapsh
 	if err := json.Unmarshal(data, &s); err != nil {
 		return snapshot.Snapshot{}, errdefs.Invalidf("the record of the snapshot cannot be read: %w", err)
 	}
-	if driver != "" && s.Hypervisor != driver {
-		return snapshot.Snapshot{}, errdefs.Invalidf("it is a snapshot of the hypervisor %q, and this node runs %q, which cannot read it", clipped(s.Hypervisor), driver)
+	if len(drivers) > 0 && !slices.Contains(drivers, s.Hypervisor) {
+		return snapshot.Snapshot{}, errdefs.Invalidf("it is a snapshot of the hypervisor %q, and this node runs %s, which cannot read it", clipped(s.Hypervisor), strings.Join(drivers, ", "))
 	}
 	if !s.TakenBy(c.Hypervisor, c.Driver) {
 		return snapshot.Snapshot{}, errdefs.Invalidf("the record and the configuration of the snapshot disagree on hypervisor: %q and %q", clipped(s.Hypervisor), clipped(cmp.Or(c.Driver, c.Hypervisor)))

@@ -152,7 +152,7 @@ func (p *pull) describe(ctx context.Context, r ociclient.Ref) (digest string, m 
 	if raw, err = p.small(ctx, l); err != nil {
 		return digest, m, config, record, fmt.Errorf("its record: %w", err)
 	}
-	record, err = parseRecord(raw, config, p.c.cfg.Hypervisor)
+	record, err = parseRecord(raw, config, p.c.cfg.Hypervisors)
 	if err == nil && record.Owner.Operator() && p.c.cfg.OwnerOf != nil {
 		record.Owner = p.c.cfg.OwnerOf(record.Labels)
 	}

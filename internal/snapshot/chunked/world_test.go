@@ -283,7 +283,7 @@ func epoch(t testing.TB, dir string) string {
 var token = snapshot.Auth{Token: "sesame"}
 
 func client(t testing.TB, s snapshot.Store, change func(*chunked.Config)) *chunked.Client {
-	cfg := chunked.Config{Index: filepath.Join(t.TempDir(), "index"), Hypervisor: "qemu", HTTP: ociclient.Config{Backoff: time.Millisecond}}
+	cfg := chunked.Config{Index: filepath.Join(t.TempDir(), "index"), Hypervisors: []string{"fake", "qemu"}, HTTP: ociclient.Config{Backoff: time.Millisecond}}
 	if change != nil {
 		change(&cfg)
 	}
