@@ -117,29 +117,31 @@ func TestVMEarly(t *testing.T) {
 		if err != nil || !s.Arriving {
 			t.Fatalf("%+v, %v", s, err)
 		}
-		ready := make(chan error, 1)
-		go func() {
-			_, err := n.Clone(ctx, vm.CloneSpec{Snapshot: name, Name: name})
-			if err == nil {
-				n.ready(name)
-			}
-			ready <- err
-		}()
-		tick := time.NewTicker(50 * time.Millisecond) // the registry is that slow
-		defer tick.Stop()
-		for {
-			select {
-			case err := <-ready:
-				given := registry.set(0)
-				x, gerr := n.GetSnapshot(ctx, name)
-				t.Logf("the clone is ready with %d of %d chunks of its memory", given, total)
-				if err != nil || gerr != nil || !x.Arriving || given > total-9 {
-					t.Fatalf("the snapshot is %+v; %v, %v", x, err, gerr)
+		over, stopped := make(chan struct{}), make(chan struct{})
+		go func() { // the registry is that slow
+			defer close(stopped)
+			tick := time.NewTicker(50 * time.Millisecond)
+			defer tick.Stop()
+			for {
+				select {
+				case <-tick.C:
+					registry.set(1)
+				case <-over:
+					return
 				}
-				return
-			case <-tick.C:
-				registry.set(1)
 			}
+		}()
+		_, err = n.Clone(ctx, vm.CloneSpec{Snapshot: name, Name: name})
+		if err == nil {
+			n.ready(name)
+		}
+		close(over)
+		<-stopped
+		given := registry.set(0)
+		x, gerr := n.GetSnapshot(ctx, name)
+		t.Logf("the clone is ready with %d of %d chunks of its memory", given, total)
+		if err != nil || gerr != nil || !x.Arriving || given > total-9 {
+			t.Fatalf("%s arrives: %v, %v; %v", name, x.Arriving, gerr, err)
 		}
 	}
 	same := func(name string) {

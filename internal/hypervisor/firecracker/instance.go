@@ -9,6 +9,7 @@ import (
 	"path/filepath"
 	"slices"
 	"sync"
+	"sync/atomic"
 	"time"
 
 	"cocoonstack.io/cocoon/internal/errdefs"
@@ -25,7 +26,8 @@ type instance struct {
 	d     *Driver
 	h     handle
 	guest jail.Channel
-	pager *attendant // nil: it needs none
+	pager *attendant  // nil: it needs none
+	late  atomic.Bool // it has one
 
 	mu      sync.Mutex
 	pressed bool // the power button was pressed before the guest began
@@ -70,7 +72,13 @@ func (i *instance) state(ctx context.Context) (string, error) {
 	var info struct {
 		State string `json:"state"`
 	}
-	if err := i.call(ctx, "GET", "/", nil, &info); err != nil {
+	wait, cancel := i.patience(ctx)
+	defer cancel()
+	err := i.call(wait, "GET", "/", nil, &info)
+	if err != nil && ctx.Err() == nil && wait.Err() != nil {
+		return stateRunning, nil
+	}
+	if err != nil {
 		return "", err
 	}
 	if !slices.Contains([]string{stateRunning, statePaused, stateNone}, info.State) {

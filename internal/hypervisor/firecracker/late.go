@@ -10,6 +10,7 @@ import (
 	"os"
 	"path/filepath"
 	"strconv"
+	"time"
 
 	"golang.org/x/sys/unix"
 
@@ -190,6 +191,7 @@ func (l *launch) startPager(ctx context.Context, i *instance) error {
 	l.Undo.Push(func(ctx context.Context) error { return errors.Join(p.Kill(ctx), p.Close()) })
 	i.h.Pager = &pagerOf{PID: p.PID(), Start: p.StartTime(), UID: uid}
 	i.pager = &attendant{users: l.d.jail.Users, uid: uid, proc: p}
+	i.late.Store(true)
 	raw, err := jail.Encode(&i.h)
 	if err == nil {
 		i.Renew(raw)
@@ -335,6 +337,18 @@ func (i *instance) adoptPager() {
 	}
 	i.d.jail.Users.Hold(of.UID)
 	i.pager = &attendant{users: i.d.jail.Users, uid: of.UID, proc: p}
+	i.late.Store(true)
+}
+
+// patienceLate is how long a process may take to say its state while its memory comes. The part of it that answers waits for a page too, if a device needs one.
+const patienceLate = 2 * time.Second
+
+// patience limits how long the state of a process is waited for. One that does not say it in that time waits for memory, and so runs.
+func (i *instance) patience(ctx context.Context) (context.Context, context.CancelFunc) {
+	if !i.late.Load() {
+		return ctx, func() {}
+	}
+	return context.WithTimeout(ctx, patienceLate)
 }
 
 // reasonMemory is recorded before a VM is ended whose pager ended too early.
@@ -345,6 +359,7 @@ func (i *instance) unattended(ctx context.Context) {
 	err := i.lost()
 	i.pager.release()
 	i.pager = nil
+	i.late.Store(false)
 	if err == nil {
 		i.d.log.Info("all memory of the guest is there", "vm", i.h.ID)
 		return

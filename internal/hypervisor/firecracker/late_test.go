@@ -1,6 +1,8 @@
 package firecracker
 
 import (
+	"context"
+	"log/slog"
 	"net"
 	"os"
 	"path/filepath"
@@ -10,8 +12,11 @@ import (
 	"golang.org/x/sys/unix"
 
 	"cocoonstack.io/cocoon/internal/errdefs"
+	"cocoonstack.io/cocoon/internal/hypervisor"
 	"cocoonstack.io/cocoon/internal/hypervisor/jail"
 	"cocoonstack.io/cocoon/internal/hypervisor/pager"
+	"cocoonstack.io/cocoon/internal/proc"
+	"cocoonstack.io/cocoon/internal/testkit/need"
 )
 
 const (
@@ -117,6 +122,41 @@ func TestReceive(t *testing.T) {
 		if after := open(t); after != before {
 			t.Errorf("%+v: %d descriptors are open, and %d were", c, after, before)
 		}
+	}
+}
+
+// TestStateOfWaiting: a process that waits for memory, and so does not answer, runs. It keeps nobody waiting.
+func TestStateOfWaiting(t *testing.T) {
+	need.Root(t)
+	dir := t.TempDir()
+	t.Chdir(dir)
+	if err := os.Mkdir(privateDir, 0o700); err != nil {
+		t.Fatal(err)
+	}
+	l, err := net.Listen("unix", filepath.Join(privateDir, apiSocket))
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer l.Close()
+	d, err := New(Config{}, slog.New(slog.DiscardHandler))
+	if err != nil {
+		t.Fatal(err)
+	}
+	p, err := proc.Start(proc.Spec{Path: "/bin/sleep", Args: []string{"sleep", "1000"}})
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer func() { _ = p.Kill(t.Context()) }()
+	i := newInstance(d, handle{Handle: jail.Handle{ID: "x", Dir: dir}}, nil, p)
+	i.late.Store(true)
+	if s, err := i.State(t.Context()); err != nil || s != hypervisor.Running {
+		t.Errorf("%s, %v", s, err)
+	}
+	i.late.Store(false)
+	brief, cancel := context.WithCancel(t.Context())
+	cancel()
+	if s, err := i.State(brief); err == nil {
+		t.Errorf("%s", s)
 	}
 }
 

@@ -208,9 +208,9 @@ func (p *pager) ask() error {
 		switch {
 		case errors.Is(err, unix.EAGAIN), errors.Is(err, unix.EINTR):
 			return nil
-		case err != nil: // what it has said last is read first
+		case err != nil:
 			p.out = nil
-			return nil
+			return nil //nolint:nilerr // readFeed reads what the feed has said last, and then that it has ended
 		}
 		p.out = p.out[n:]
 	}
