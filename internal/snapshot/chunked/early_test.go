@@ -190,7 +190,7 @@ func TestPullEarly(t *testing.T) {
 	if _, err := l.Write(filling.Want(last * sparse.Block)); err != nil {
 		t.Fatal(err)
 	}
-	g.await(8)
+	g.await(7) // six in their turn, and that
 	g.set(func() { g.open = true })
 	if err := l.hear(last); err != nil {
 		t.Fatal(err)

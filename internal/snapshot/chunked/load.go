@@ -160,17 +160,44 @@ func (l *loader) begin() {
 func (l *loader) take() int {
 	l.mu.Lock()
 	defer l.mu.Unlock()
-	for at, ok := l.feed.Wanted(); ok; at, ok = l.feed.Wanted() {
-		n := sort.Search(len(l.parts), func(i int) bool { return l.parts[i].End() > at })
-		if n < len(l.parts) && l.parts[n].Offset <= at && !l.begun[l.parts[n].chunk] {
-			l.begun[l.parts[n].chunk] = true
-			return l.parts[n].chunk
-		}
+	if n := l.wanted(); n >= 0 {
+		return n
 	}
 	for ; l.next < len(l.begun); l.next++ {
 		if !l.begun[l.next] {
 			l.begun[l.next] = true
 			return l.next
+		}
+	}
+	return -1
+}
+
+// takeWanted is take for a goroutine that loads only what a guest waits for. It waits until there is such a chunk; -1 if rest is closed, because all have begun.
+func (l *loader) takeWanted(ctx context.Context, rest <-chan struct{}) int {
+	for {
+		l.mu.Lock()
+		n := l.wanted()
+		l.mu.Unlock()
+		if n >= 0 {
+			return n
+		}
+		select {
+		case <-l.feed.Wants():
+		case <-rest:
+			return -1
+		case <-ctx.Done():
+			return -1
+		}
+	}
+}
+
+// wanted begins a chunk that a guest waits for; -1 if there is none. Preconditions: l.mu is held.
+func (l *loader) wanted() int {
+	for at, ok := l.feed.Wanted(); ok; at, ok = l.feed.Wanted() {
+		n := sort.Search(len(l.parts), func(i int) bool { return l.parts[i].End() > at })
+		if n < len(l.parts) && l.parts[n].Offset <= at && !l.begun[l.parts[n].chunk] {
+			l.begun[l.parts[n].chunk] = true
+			return l.parts[n].chunk
 		}
 	}
 	return -1
@@ -205,6 +232,9 @@ func (l *loader) run(ctx context.Context) error {
 	}
 }
 
+// urgent is how many of the pullers load only what guests wait for, so that such a chunk need not wait for another one.
+const urgent = 2
+
 // load loads what is missing, until all is there or something fails.
 func (l *loader) load(ctx context.Context) error {
 	r, err := ociclient.ParseRef(l.job.Ref)
@@ -219,7 +249,19 @@ func (l *loader) load(ctx context.Context) error {
 	defer s.Close()
 	p := &pull{s: s, room: semaphore.NewWeighted(budget)}
 	g, ctx := errgroup.WithContext(ctx)
-	for range pullers {
+	rest := make(chan struct{})
+	begun := sync.OnceFunc(func() { close(rest) })
+	for i := range pullers {
+		take := func() int { return l.takeWanted(ctx, rest) }
+		if i >= urgent {
+			take = func() int {
+				n := l.take()
+				if n < 0 {
+					begun()
+				}
+				return n
+			}
+		}
 		g.Go(func() error {
 			dec, err := newDecoder()
 			if err != nil {
@@ -227,7 +269,7 @@ func (l *loader) load(ctx context.Context) error {
 			}
 			defer dec.close()
 			w := &worker{p: p, dec: dec}
-			for n := l.take(); n >= 0; n = l.take() {
+			for n := take(); n >= 0; n = take() {
 				if err := l.fetch(ctx, w, l.job.Chunks[n]); err != nil {
 					l.back(n)
 					return err
