@@ -14,6 +14,7 @@ import (
 	"strings"
 	"sync"
 	"testing"
+	"time"
 
 	ggcr "github.com/google/go-containerregistry/pkg/registry"
 
@@ -28,36 +29,52 @@ import (
 // inTurn is how many chunks a pull asks for at once that nobody waits for.
 const inTurn = 6
 
-// slowRegistry keeps back the first chunks of memory that are asked for: those that come in their turn. All others are asked for because a guest waits.
+// slowRegistry keeps back as many chunks of memory as are asked for in their turn, so that others are given: those for which a guest waits.
 type slowRegistry struct {
 	next http.Handler
 
 	mu     sync.Mutex
-	opened sync.Cond
+	change sync.Cond
 	memory map[string]bool // digests
 	closed bool
-	asked  int
+	kept   int // chunks
+	let    int // how many of them may go
+	given  int
 }
 
 func (s *slowRegistry) ServeHTTP(w http.ResponseWriter, r *http.Request) {
 	_, digest, _ := strings.Cut(r.URL.Path, "/blobs/")
 	s.mu.Lock()
 	if r.Method == http.MethodGet && s.memory[digest] {
-		for s.asked++; s.closed && s.asked <= inTurn; {
-			s.opened.Wait()
+		if s.closed && s.kept < inTurn {
+			for s.kept++; s.closed && s.let == 0; {
+				s.change.Wait()
+			}
+			s.kept, s.let = s.kept-1, max(s.let-1, 0)
 		}
+		s.given++
 	}
 	s.mu.Unlock()
 	s.next.ServeHTTP(w, r)
 }
 
-// set returns how many chunks of memory were asked for since the last call.
-func (s *slowRegistry) set(closed bool) (asked int) {
+// set says whether chunks are kept back.
+func (s *slowRegistry) set(closed bool) {
 	s.mu.Lock()
 	defer s.mu.Unlock()
-	asked, s.asked, s.closed = s.asked, 0, closed
-	s.opened.Broadcast()
-	return asked
+	s.closed, s.given, s.let = closed, 0, 0
+	s.change.Broadcast()
+}
+
+// stir lets a chunk go when none was given since the last call: a guest may wait for one that was asked for in its turn. It returns how many were given.
+func (s *slowRegistry) stir(last int) (given int) {
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	if s.given == last && s.kept > 0 {
+		s.let++
+		s.change.Broadcast()
+	}
+	return s.given
 }
 
 // TestVMEarly clones a snapshot in a registry in Firecracker before its memory is here, on a node that is killed meanwhile.
@@ -77,7 +94,7 @@ func TestVMEarly(t *testing.T) {
 		t.Fatal(err)
 	}
 	registry := &slowRegistry{next: ggcr.New(ggcr.Logger(log.New(io.Discard, "", 0))), memory: map[string]bool{}}
-	registry.opened.L = &registry.mu
+	registry.change.L = &registry.mu
 	server := httptest.NewServer(registry)
 	t.Cleanup(server.Close)
 	t.Cleanup(func() { registry.set(false) })
@@ -114,17 +131,31 @@ func TestVMEarly(t *testing.T) {
 		if s, err := n.PullSnapshotEarly(ctx, ref, name, snapshot.Auth{}, nil); err != nil || !s.Arriving {
 			t.Fatalf("%s arrives: %v, %v", name, s.Arriving, err)
 		}
-		if _, err := n.Clone(ctx, vm.CloneSpec{Snapshot: name, Name: name}); err != nil {
-			t.Fatal(err)
+		over, stopped := make(chan struct{}), make(chan struct{})
+		go func() {
+			defer close(stopped)
+			tick := time.NewTicker(500 * time.Millisecond)
+			defer tick.Stop()
+			for given := 0; ; {
+				select {
+				case <-tick.C:
+					given = registry.stir(given)
+				case <-over:
+					return
+				}
+			}
+		}()
+		_, err := n.Clone(ctx, vm.CloneSpec{Snapshot: name, Name: name})
+		if err == nil {
+			n.ready(name)
 		}
-		n.ready(name)
-		registry.mu.Lock()
-		asked := registry.asked
-		registry.mu.Unlock()
-		x, err := n.GetSnapshot(ctx, name)
-		t.Logf("the clone is ready with %d of %d chunks of its memory", asked-inTurn, total)
-		if err != nil || !x.Arriving || asked-inTurn > total-inTurn {
-			t.Fatalf("%s arrives: %v, %v", name, x.Arriving, err)
+		close(over)
+		<-stopped
+		given := registry.stir(-1)
+		x, gerr := n.GetSnapshot(ctx, name)
+		t.Logf("the clone is ready with %d of %d chunks of its memory", given, total)
+		if err != nil || gerr != nil || !x.Arriving || given > total-inTurn {
+			t.Fatalf("%s arrives: %v, %v; %v", name, x.Arriving, gerr, err)
 		}
 	}
 	same := func(name string) {

@@ -379,7 +379,7 @@ func (i *instance) lost() error {
 	if word == pager.Whole {
 		return nil
 	}
-	return errdefs.DataLossf("the memory of the guest could not be loaded: %s", word)
+	return errdefs.Unavailablef("the memory of the guest could not be loaded: %s", word)
 }
 
 // exit translates a reason into an Exit of the contract.

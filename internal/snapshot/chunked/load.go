@@ -218,7 +218,8 @@ const retryFirst, retryMost = time.Second, 30 * time.Second
 func (l *loader) run(ctx context.Context) error {
 	for pause := retryFirst; ; pause = min(2*pause, retryMost) {
 		err := l.load(ctx)
-		if err == nil || ctx.Err() != nil || !errdefs.IsUnavailable(err) || l.feed.Readers() == 0 {
+		away := errdefs.IsUnavailable(err) || errdefs.Is(err, errdefs.DeadlineExceeded)
+		if err == nil || ctx.Err() != nil || !away || l.feed.Readers() == 0 {
 			return err
 		}
 		l.tell(loadSays{Waits: true, Error: err.Error()})
