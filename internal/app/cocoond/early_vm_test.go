@@ -89,7 +89,7 @@ func TestVMEarly(t *testing.T) {
 		t.Fatal(err)
 	}
 	n.serves(n.ready("web"))
-	n.sh("web", "head -c 24000000 /dev/urandom >/dev/shm/data; md5sum </dev/shm/data >/dev/shm/sum")
+	n.sh("web", "head -c 64000000 /dev/urandom >/dev/shm/data; md5sum </dev/shm/data >/dev/shm/sum")
 	if _, err := n.SaveSnapshot(ctx, "web", vm.SaveSpec{Name: "gold"}); err != nil {
 		t.Fatal(err)
 	}
@@ -134,7 +134,7 @@ func TestVMEarly(t *testing.T) {
 		over, stopped := make(chan struct{}), make(chan struct{})
 		go func() {
 			defer close(stopped)
-			tick := time.NewTicker(500 * time.Millisecond)
+			tick := time.NewTicker(2 * time.Second)
 			defer tick.Stop()
 			for given := 0; ; {
 				select {
