@@ -77,8 +77,8 @@ func (s *slowRegistry) stir(last int) (given int) {
 	return s.given
 }
 
-// TestVMEarly clones a snapshot in a registry in Firecracker before its memory is here, on a node that is killed meanwhile.
-func TestVMEarly(t *testing.T) {
+// TestVMHypervisorsEarly clones a snapshot in a registry in Firecracker before its memory is here, on a node that is killed meanwhile.
+func TestVMHypervisorsEarly(t *testing.T) {
 	n := otherNode(t, "firecracker", "firecracker")
 	ctx := t.Context()
 	_, err := n.Launch(ctx, vm.Spec{
