@@ -147,7 +147,7 @@ func TestVMHypervisorsEarly(t *testing.T) {
 		}()
 		_, err := n.Clone(ctx, vm.CloneSpec{Snapshot: name, Name: name})
 		if err == nil {
-			n.ready(name)
+			n.ready(name) //nolint:contextcheck // it has that of the test
 		}
 		close(over)
 		<-stopped
