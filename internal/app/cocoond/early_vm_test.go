@@ -29,7 +29,7 @@ import (
 // inTurn is how many chunks a pull asks for at once that nobody waits for.
 const inTurn = 6
 
-// slowRegistry keeps back as many chunks of memory as are asked for in their turn, so that others are given: those for which a guest waits.
+// slowRegistry keeps back as many chunks of its list as are asked for in their turn, so that others are given: those for which a guest waits.
 type slowRegistry struct {
 	next http.Handler
 
@@ -113,7 +113,8 @@ func TestVMHypervisorsEarly(t *testing.T) {
 		t.Fatal(err)
 	}
 	for _, l := range m.Layers {
-		if l.Annotations[artifact.AnnotationTitle] == snapshot.FileMemory {
+		// Random bytes are sent as they are, and the guest reads them only when it is asked to.
+		if l.Annotations[artifact.AnnotationTitle] == snapshot.FileMemory && !strings.HasSuffix(l.MediaType, artifact.SuffixZstd) {
 			registry.memory[l.Digest] = true
 		}
 	}
@@ -153,7 +154,7 @@ func TestVMHypervisorsEarly(t *testing.T) {
 		<-stopped
 		given := registry.stir(-1)
 		x, gerr := n.GetSnapshot(ctx, name)
-		t.Logf("the clone is ready with %d of %d chunks of its memory", given, total)
+		t.Logf("the clone is ready with %d of %d chunks that it does not need", given, total)
 		if err != nil || gerr != nil || !x.Arriving || given > total-inTurn {
 			t.Fatalf("%s arrives: %v, %v; %v", name, x.Arriving, gerr, err)
 		}
