@@ -29,7 +29,7 @@ type partition struct {
 	from, to   int // sectors; to is the first behind it
 }
 
-// writeGPT writes the tables to both ends of a disk, and the table of the first sector that keeps programs which only know that from the disk.
+// writeGPT writes the tables to both ends of a disk. It also writes the protective table of the first sector, for programs that know no GPT.
 // All identifiers are made from the number of what they name, so that the same parts give the same disk.
 func writeGPT(disk []byte, partitions []partition) error {
 	end := len(disk)/sector - 1 - gptTable

@@ -163,7 +163,7 @@ func (s *Snapshots) PullSnapshot(ctx context.Context, from, name string, auth sn
 	return remote.Pull(ctx, from, name, auth, heard(progress))
 }
 
-// PullSnapshotEarly is PullSnapshot, but it returns when everything but the memory is here, if the memory can come later.
+// PullSnapshotEarly pulls as PullSnapshot does, and returns before the memory is here if the memory can come later.
 func (s *Snapshots) PullSnapshotEarly(ctx context.Context, from, name string, auth snapshot.Auth, progress func(snapshot.Progress)) (snapshot.Snapshot, error) {
 	if s.Spawn == nil || strings.HasPrefix(from, snapshot.PeerScheme) {
 		return s.PullSnapshot(ctx, from, name, auth, progress)

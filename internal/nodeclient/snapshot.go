@@ -139,8 +139,8 @@ func (c *Client) PullSnapshot(ctx context.Context, from, name string, auth snaps
 	return c.pullSnapshot(ctx, &nodev1.PullSnapshotRequest{From: from, Name: name, Auth: nodewire.EncodeAuth(auth)}, progress)
 }
 
-// PullSnapshotEarly is PullSnapshot, but it returns when everything but the memory is here, if the memory can come later. The snapshot arrives
-// then; if the rest never comes, it is gone.
+// PullSnapshotEarly pulls as PullSnapshot does, and returns before the memory is here if the memory can come later. The snapshot
+// is Arriving then. The node removes it if the rest never comes.
 func (c *Client) PullSnapshotEarly(ctx context.Context, from, name string, auth snapshot.Auth, progress func(snapshot.Progress)) (snapshot.Snapshot, error) {
 	return c.pullSnapshot(ctx, &nodev1.PullSnapshotRequest{From: from, Name: name, Auth: nodewire.EncodeAuth(auth), Early: true}, progress)
 }

@@ -20,7 +20,7 @@ const ConsoleLog = "console.log"
 // and calls Detach when the instance is closed, or Bury when the process has ended. Its methods are safe for concurrent use.
 type Life struct {
 	Proc *proc.Process
-	// Memory is what the guest has resumed from, nil: nothing, or it was adopted. It is set before Supervise.
+	// Memory is what the guest has resumed from. It is nil for a guest that booted, and for one that was adopted. It is set before Supervise.
 	Memory interface{ Release() }
 
 	jail     *Jail

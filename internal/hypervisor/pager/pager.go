@@ -18,7 +18,7 @@ import (
 	"cocoonstack.io/cocoon/internal/sparse"
 )
 
-// Command is the first argument of a program that is a pager. Its name, argument 0, is anything.
+// Command is the first argument of a program that is a pager. Argument 0, its name, is free.
 const Command = "answer-page-faults-1"
 
 // Descriptors of the process, beside its standard error, a log.

@@ -9,8 +9,8 @@ import (
 	"cocoonstack.io/cocoon/internal/vm"
 )
 
-// Limits are set on the devices of disks and not on their block nodes, so that a new overlay, which is another node, has them at once. They are in no
-// saved state.
+// A limit belongs to the device of a disk, not to its block node. So it stays when a save puts a new overlay, which is another node, below the device. Saved
+// state has no limits.
 
 // waits reports whether something has to be set before a guest without saved state begins.
 func waits(p hypervisor.Plan) bool {
