@@ -248,6 +248,14 @@ func (g *guard) RoundTrip(req *http.Request) (*http.Response, error) {
 	if req.URL.Scheme == "https" && g.scheme == "http" && req.URL.Path == "/v2/" { // the handshake tries https first
 		return nil, errdefs.Preconditionf("%s must be reached over plain HTTP", req.URL.Host)
 	}
+	return g.send(req)
+}
+
+// send sends a request that is allowed. The bytes of one that is refused are never produced.
+func (g *guard) send(req *http.Request) (*http.Response, error) {
+	if body, ok := req.Body.(*repeated); ok {
+		req = body.sendWith(req)
+	}
 	return g.next.RoundTrip(req)
 }
 
@@ -255,7 +263,7 @@ func (g *guard) either(req *http.Request) (*http.Response, error) {
 	if req.URL.Scheme == "http" && !g.insecure && !Loopback(req.URL.Hostname()) {
 		return nil, errdefs.Unavailablef("%s answers over plain HTTP only, which is not allowed; to allow it, set insecure in the configuration of that registry", req.URL.Host)
 	}
-	resp, err := g.next.RoundTrip(req)
+	resp, err := g.send(req)
 	if cert, ok := errors.AsType[*tls.CertificateVerificationError](err); ok {
 		g.untrusted.Store(cert) // this is the reason, even if plain HTTP gives another answer later
 	}
@@ -411,7 +419,9 @@ func (s *Session) do(ctx context.Context, r request) (*http.Response, error) {
 func (s *Session) once(ctx context.Context, r request) (*http.Response, error) {
 	var body io.Reader = http.NoBody
 	if r.body != nil && r.size != 0 {
-		body = &counted{r: r.body(), n: &s.sent}
+		b := &repeated{bytes: r.body, n: &s.sent}
+		defer b.end()
+		body = b
 	}
 	req, err := http.NewRequestWithContext(ctx, r.method, r.url, body)
 	if err != nil {
@@ -423,26 +433,6 @@ func (s *Session) once(ctx context.Context, r request) (*http.Response, error) {
 	}
 	req.Header.Set("User-Agent", "cocoon")
 	return s.http.Do(req)
-}
-
-// counted counts the bytes that are read of a body. The HTTP client closes it, however a request ends.
-type counted struct {
-	r io.Reader
-	n *atomic.Int64
-}
-
-func (c *counted) Read(p []byte) (int, error) {
-	n, err := c.r.Read(p)
-	c.n.Add(int64(n))
-	return n, err
-}
-
-// Close tells the producer of the bytes that no more are needed.
-func (c *counted) Close() error {
-	if closer, ok := c.r.(io.Closer); ok {
-		return closer.Close()
-	}
-	return nil
 }
 
 // discard closes an answer, after reading enough that the connection can be reused.
