@@ -292,6 +292,8 @@ func (q *Header) Check(r io.ReaderAt, size int64) error {
 		return err
 	}
 	seen := make(map[uint64]bool)
+	// A cluster of data that is listed twice could make a small file an almost endless disk.
+	room := (size + q.clusterSize() - 1) / q.clusterSize()
 	table := make([]byte, q.clusterSize())
 	for ; len(l1) > 0; l1 = l1[8:] {
 		off := binary.BigEndian.Uint64(l1) & offsetMask
@@ -308,20 +310,25 @@ func (q *Header) Check(r io.ReaderAt, size int64) error {
 		if err := readAt(r, table, int64(off)); err != nil {
 			return err
 		}
-		if err := q.checkL2(table, size); err != nil {
+		n, err := q.checkL2(table, size)
+		if err != nil {
 			return err
+		}
+		if room -= n; room < 0 {
+			return errdefs.DataLossf("the qcow2 disk is damaged: its tables list more clusters than it has")
 		}
 	}
 	return nil
 }
 
-func (q *Header) checkL2(table []byte, size int64) error {
+// checkL2 checks a table, and returns how many clusters of data it lists that are not compressed.
+func (q *Header) checkL2(table []byte, size int64) (clusters int64, err error) {
 	for step := q.l2EntrySize(); len(table) > 0; table = table[step:] {
 		e := binary.BigEndian.Uint64(table)
 		if e&flagCompressed != 0 {
 			off, end := q.compressed(e)
 			if off >= uint64(size) || end > (uint64(size)+SectorSize-1)&^(SectorSize-1) {
-				return q.truncated("compressed data", off, size)
+				return 0, q.truncated("compressed data", off, size)
 			}
 			continue
 		}
@@ -331,13 +338,14 @@ func (q *Header) checkL2(table []byte, size int64) error {
 		}
 		// QEMU does not write the end of a last cluster that holds only zeros, so only its start must exist.
 		if off%uint64(q.clusterSize()) != 0 {
-			return errdefs.DataLossf("the qcow2 disk is damaged: a cluster begins at byte %d, in the middle of another", off)
+			return 0, errdefs.DataLossf("the qcow2 disk is damaged: a cluster begins at byte %d, in the middle of another", off)
 		}
 		if off >= uint64(size) {
-			return q.truncated("data", off, size)
+			return 0, q.truncated("data", off, size)
 		}
+		clusters++
 	}
-	return nil
+	return clusters, nil
 }
 
 // compressed returns where in the file the bytes of a compressed cluster are. The low bits of its entry are the offset, the bits above them the

@@ -98,8 +98,14 @@ func TestQCOW2(t *testing.T) {
 		"data unaligned":        {both(u64(3<<16, 2<<16), u64(2<<16, 512)), errdefs.DataLoss, "middle"},
 		"compressed outside":    {both(u64(3<<16, 2<<16), u64(2<<16, 1<<62|9<<16)), errdefs.DataLoss, "compressed"},
 		"compressed too long":   {both(u64(3<<16, 2<<16), u64(2<<16, 1<<62|0xff<<54|3<<16)), errdefs.DataLoss, "compressed"},
-		"zero cluster":          {both(u64(3<<16, 2<<16), u64(2<<16, 1)), ok, ""},
-		"data inside":           {both(u64(3<<16, 2<<16), u64(2<<16, 1<<63|1<<16)), ok, ""},
+		"data many times": {both(u64(3<<16, 2<<16), func(b []byte) []byte {
+			for n := range 100 {
+				be.PutUint64(b[2<<16+8*n:], 1<<63|1<<16)
+			}
+			return b
+		}), errdefs.DataLoss, "more clusters"},
+		"zero cluster": {both(u64(3<<16, 2<<16), u64(2<<16, 1)), ok, ""},
+		"data inside":  {both(u64(3<<16, 2<<16), u64(2<<16, 1<<63|1<<16)), ok, ""},
 	} {
 		t.Run(name, func(t *testing.T) {
 			err := check(c.change(header()))

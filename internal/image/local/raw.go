@@ -56,7 +56,7 @@ func (s *Store) makeRaw(ctx context.Context, img image.Image, size int64, path s
 	}
 	tmp := work.join(rawFile)
 	if _, err := writeSynced(tmp, func(f *os.File) error {
-		if err := expand(ctx, f, d.Holed, room); err != nil {
+		if err := expand(ctx, f, d.Holed, room, s.room); err != nil {
 			return err
 		}
 		return f.Truncate(size)
@@ -74,9 +74,13 @@ func (s *Store) makeRaw(ctx context.Context, img image.Image, size int64, path s
 	return full(atomicfile.Rename(tmp, path))
 }
 
-// expand writes what r reads to the empty file f and leaves holes where that is zeros. At most room bytes are not.
-func expand(ctx context.Context, f *os.File, r sparse.Holed, room int64) error {
-	buf := make([]byte, 64<<10)
+// lookEvery is how many bytes are written before the free room is looked at again: others write too.
+const lookEvery = 16 << 20
+
+// expand writes what r reads to the empty file f and leaves holes where that is zeros. At most room bytes are not, and it ends earlier if now says
+// that no room is left.
+func expand(ctx context.Context, f *os.File, r sparse.Holed, room int64, now func() (int64, error)) error {
+	buf, unseen := make([]byte, 64<<10), int64(0)
 	for at := int64(0); ; {
 		if err := ctx.Err(); err != nil {
 			return err
@@ -88,6 +92,13 @@ func expand(ctx context.Context, f *os.File, r sparse.Holed, room int64) error {
 		at += hole
 		n, err := r.Read(buf)
 		if n > 0 && !sparse.IsZero(buf[:n]) {
+			if unseen += int64(n); unseen > lookEvery {
+				free, err := now()
+				if err != nil {
+					return err
+				}
+				room, unseen = min(room, free), 0
+			}
 			if room -= int64(n); room < 0 {
 				return errdefs.Exhaustedf("the disk of the image store has too little free space for it; free some with `cocoon image rm`")
 			}

@@ -2,6 +2,7 @@ package local_test
 
 import (
 	"bytes"
+	"compress/flate"
 	"context"
 	"encoding/binary"
 	"errors"
@@ -128,8 +129,8 @@ func TestRawAtOnce(t *testing.T) {
 	}
 }
 
-// hostile is a qcow2 image of at most 512 MiB with clusters of 64 KiB, each of which is what entry says. The file has 1 MiB, and 64 KiB of data begin at 512 KiB.
-func hostile(size int64, entry uint64) []byte {
+// hostile is a qcow2 image of at most 512 MiB with clusters of 64 KiB, each of which is what entry says. The file has 1 MiB, and data begins at 512 KiB.
+func hostile(size int64, entry uint64, data []byte) []byte {
 	const cluster = 64 << 10
 	be, b := binary.BigEndian, make([]byte, 1<<20)
 	copy(b, "QFI\xfb")
@@ -144,8 +145,22 @@ func hostile(size int64, entry uint64) []byte {
 	for n := range 8192 {
 		be.PutUint64(b[2*cluster+8*n:], entry)
 	}
-	copy(b[8*cluster:], bytes.Repeat([]byte("data"), cluster/4))
+	copy(b[8*cluster:], data)
 	return b
+}
+
+// deflated is a compressed cluster.
+func deflated(t *testing.T) []byte {
+	t.Helper()
+	var b bytes.Buffer
+	w, err := flate.NewWriter(&b, flate.BestCompression)
+	if err == nil {
+		_, err = w.Write(bytes.Repeat([]byte("data"), 16<<10))
+	}
+	if err := errors.Join(err, w.Close()); err != nil || b.Len() > 512 {
+		t.Fatal(b.Len(), err)
+	}
+	return b.Bytes()
 }
 
 // A hostile image leaves nothing, neither in the store nor beside the VM. The error names the image.
@@ -154,8 +169,8 @@ func TestHostileQCOW2BecomesNothing(t *testing.T) {
 		image []byte
 		class errdefs.Class
 	}{
-		"compressed data that is none": {hostile(diskSize, 1<<62|8<<16), errdefs.DataLoss},
-		"larger than the disk":         {hostile(512<<20, 8<<16), errdefs.ResourceExhausted},
+		"compressed data that is none": {hostile(diskSize, 1<<62|8<<16, bytes.Repeat([]byte("data"), 16<<10)), errdefs.DataLoss},
+		"larger than the disk":         {hostile(512<<20, 1<<62|8<<16, deflated(t)), errdefs.ResourceExhausted},
 	} {
 		t.Run(name, func(t *testing.T) {
 			dir, vmDir := t.TempDir(), t.TempDir()
@@ -179,7 +194,7 @@ func TestHostileQCOW2BecomesNothing(t *testing.T) {
 	}
 	// A disk of zeros is as large as it likes.
 	s := open(t, t.TempDir())
-	img, err := s.Import(t.Context(), "zeros", bytes.NewReader(hostile(512<<20, 1)), nil)
+	img, err := s.Import(t.Context(), "zeros", bytes.NewReader(hostile(512<<20, 1, nil)), nil)
 	if err != nil {
 		t.Fatal(err)
 	}
