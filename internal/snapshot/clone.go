@@ -105,17 +105,18 @@ func (s Snapshot) Foreign() Snapshot {
 	return s
 }
 
-// Heir returns the owner of a copy of s that arrives on behalf of who. The operator's copy keeps its owner. Others get
-// their own snapshots, or those that the operator saved, as their own copy.
+// Heir returns the record of a copy of s that arrives on behalf of who: what is valid here, of whoever owns the copy. The operator's copy keeps
+// its owner. A namespace gets copies of its own snapshots and of the operator's, and owns them.
 // Errors: NotFound for a snapshot of another owner.
-func (s Snapshot) Heir(who vm.Owner) (vm.Owner, error) {
-	switch {
-	case who.Operator():
-		return s.Owner, nil
-	case s.Owner.Operator() || who.Reaches(s.Owner):
-		return who, nil
+func (s Snapshot) Heir(who vm.Owner) (Snapshot, error) {
+	if !who.Operator() && !s.Owner.Operator() && !who.Reaches(s.Owner) {
+		return Snapshot{}, errdefs.NotFoundf("snapshot not found: none of this name belongs to namespace %s", who.Namespace)
 	}
-	return vm.Owner{}, errdefs.NotFoundf("snapshot not found: none of this name belongs to namespace %s", who.Namespace)
+	s = s.Foreign()
+	if !who.Operator() {
+		s.Owner = who
+	}
+	return s, nil
 }
 
 // Writable reports whether a VM made from the snapshot writes to the disk, on its own overlay.

@@ -352,6 +352,11 @@ func (s *fakeSnapshots) PushSnapshot(ctx context.Context, ref, to string, _ snap
 	return snap, nil
 }
 
+// PullSnapshotEarly is PullSnapshot: nothing arrives here later.
+func (s *fakeSnapshots) PullSnapshotEarly(ctx context.Context, from, name string, auth snapshot.Auth, progress func(snapshot.Progress)) (snapshot.Snapshot, error) {
+	return s.PullSnapshot(ctx, from, name, auth, progress)
+}
+
 func (s *fakeSnapshots) PullSnapshot(ctx context.Context, from, name string, _ snapshot.Auth, _ func(snapshot.Progress)) (snapshot.Snapshot, error) {
 	if rest, ok := strings.CutPrefix(from, snapshot.PeerScheme); ok {
 		host, theirs, _ := strings.Cut(rest, "/")
@@ -396,11 +401,11 @@ func (s *fakeSnapshots) keep(ctx context.Context, snap snapshot.Snapshot, name, 
 	if snap.Owner.Operator() { // from a release without owners
 		snap.Owner.Namespace = snap.Labels[contract.VMLabelPodNamespace]
 	}
-	heir, err := snap.Heir(vm.Behalf(ctx))
+	snap, err := snap.Heir(vm.Behalf(ctx))
 	if err != nil {
 		return snap, err
 	}
-	snap.Name, snap.Owner, snap.Published = name, heir, nil
+	snap.Name = name
 	return s.put(snap, content)
 }
 

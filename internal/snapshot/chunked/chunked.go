@@ -50,6 +50,9 @@ type Config struct {
 	// operator.
 	OwnerOf func(labels map[string]string) vm.Owner
 
+	// LoadsLate says whether guests of the driver with that name can run before their memory is here: only their snapshots are
+	// pulled early, see PullEarly. nil: all.
+	LoadsLate func(driver string) bool
 	// LoadAs is the user of processes that load memory later, see PullEarly; nil: the same.
 	LoadAs *proc.User
 

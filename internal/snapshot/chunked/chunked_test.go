@@ -52,7 +52,7 @@ func thereAndBack(t *testing.T, host string, change func(*chunked.Config)) {
 	}
 	again, _ := pull(t, c, there, host+"/vm/web@"+digest, "by-digest")
 	same(t, h.Dir(), again.Dir())
-	if err := c.Check(t.Context(), ref, token); err != nil {
+	if err := check(t, c, ref, token); err != nil {
 		t.Error(err)
 	}
 	if err := c.Delete(t.Context(), ref, token); err != nil {

@@ -2,11 +2,14 @@ package chunked_test
 
 import (
 	"context"
+	"errors"
 	"os"
 	"os/exec"
 	"path/filepath"
 	"testing"
 	"time"
+
+	"golang.org/x/sys/unix"
 
 	"cocoonstack.io/cocoon/internal/ociclient"
 	"cocoonstack.io/cocoon/internal/snapshot"
@@ -21,8 +24,25 @@ const (
 	envPhase = "TEST_PULL_PHASE" // at this phase, it reports and waits to be killed
 )
 
+// With this environment, which loaders get too, this binary as a loader reads no job.
+const (
+	envLoader   = "NO_PROXY"
+	loaderDies  = "dies.test"
+	loaderHangs = "hangs.test"
+)
+
 func TestMain(m *testing.M) {
 	if chunked.IsLoad(os.Args[1:]) {
+		switch os.Getenv(envLoader) {
+		case loaderDies:
+			os.Exit(1)
+		case loaderHangs: // until whoever has started it closes its standard input
+			_, err := unix.Poll([]unix.PollFd{{Fd: 0}}, -1)
+			for errors.Is(err, unix.EINTR) {
+				_, err = unix.Poll([]unix.PollFd{{Fd: 0}}, -1)
+			}
+			os.Exit(1)
+		}
 		os.Exit(chunked.Load(context.Background(), os.Stdin))
 	}
 	if dir := os.Getenv(envDir); dir != "" {

@@ -4,7 +4,6 @@ import (
 	"bufio"
 	"context"
 	"encoding/json"
-	"errors"
 	"fmt"
 	"io"
 	"net"
@@ -12,6 +11,7 @@ import (
 	"path/filepath"
 	"slices"
 	"strings"
+	"time"
 
 	"golang.org/x/sys/unix"
 
@@ -27,7 +27,7 @@ func (c *Client) PullEarly(ctx context.Context, ref, name string, auth snapshot.
 	var out snapshot.Snapshot
 	var arrive func(context.Context)
 	err := c.session(ctx, ref, auth, ociclient.Pull, func(r ociclient.Ref, s *ociclient.Session) (err error) {
-		p := &pull{c: c, s: s, m: &meter{s: s, tell: progress}, held: map[string]snapshot.Held{}, tables: map[string]*pages{}, early: true}
+		p := &pull{c: c, s: s, m: &meter{s: s, tell: progress}, held: map[string]snapshot.Held{}, tables: map[string]*pages{}}
 		if out, arrive, err = p.runEarly(ctx, r, name, ref, auth); err != nil {
 			return fmt.Errorf("pull %s: %w", r, full(err))
 		}
@@ -42,6 +42,7 @@ func (p *pull) runEarly(ctx context.Context, r ociclient.Ref, name, ref string, 
 	if err != nil {
 		return none, nil, err
 	}
+	p.early = p.c.cfg.LoadsLate == nil || p.c.cfg.LoadsLate(record.Hypervisor)
 	arrives := false
 	defer func() {
 		if !arrives {
@@ -56,12 +57,12 @@ func (p *pull) runEarly(ctx context.Context, r ociclient.Ref, name, ref string, 
 		return s, func(context.Context) {}, err
 	}
 	a := &arrival{pull: p, draft: draft, record: record, r: r}
-	if err := a.start(loadJob{Ref: ref, Auth: auth, HTTP: p.c.cfg.HTTP, Size: p.file(snapshot.FileMemory).size, Chunks: chunksOf(p.later)}); err != nil {
+	if err := a.start(ctx, loadJob{Ref: ref, Auth: auth, HTTP: p.c.cfg.HTTP, Size: p.file(snapshot.FileMemory).size, Chunks: chunksOf(p.later)}); err != nil {
 		return none, nil, err
 	}
 	s, err := draft.Offer(ctx, record)
 	if err != nil {
-		a.release()
+		a.abandon(ctx) // nobody has found the socket
 		return none, nil, err
 	}
 	arrives = true
@@ -119,7 +120,19 @@ type arrival struct {
 }
 
 // start starts the process that loads the memory.
-func (a *arrival) start(job loadJob) (err error) {
+func (a *arrival) start(ctx context.Context, job loadJob) (err error) {
+	if err = a.launch(); err == nil {
+		err = a.instruct(ctx, job)
+	}
+	if err != nil {
+		a.abandon(ctx)
+		return fmt.Errorf("start what loads the memory: %w", err)
+	}
+	return nil
+}
+
+// launch starts the process. On return nobody but the process has its ends of the pipes, so what waits for it sees its end.
+func (a *arrival) launch() error {
 	var files []*os.File
 	defer func() {
 		for _, f := range files {
@@ -143,21 +156,25 @@ func (a *arrival) start(job loadJob) (err error) {
 	files, a.says = append(files, say), said
 	in, keep, err := os.Pipe()
 	if err != nil {
-		return errors.Join(err, said.Close())
+		return err
 	}
 	files, a.keep = append(files, in), keep
 	self, err := os.Executable()
-	if err == nil {
-		a.loader, err = proc.Start(proc.Spec{Path: self, Args: []string{"cocoon-load-memory", LoadCommand}, Env: a.environment(), In: in, Files: files[:3], User: a.pull.c.cfg.LoadAs})
-	}
-	if err == nil {
-		err = json.NewEncoder(keep).Encode(job)
-	}
 	if err != nil {
-		a.release()
-		return fmt.Errorf("start what loads the memory: %w", err)
+		return err
 	}
-	return nil
+	a.loader, err = proc.Start(proc.Spec{Path: self, Args: []string{"cocoon-load-memory", LoadCommand}, Env: a.environment(), In: in, Files: files[:3], User: a.pull.c.cfg.LoadAs})
+	return err
+}
+
+// instruct tells the process what to load. It may not read all of it, or not at all.
+func (a *arrival) instruct(ctx context.Context, job loadJob) error {
+	defer context.AfterFunc(ctx, func() { _ = a.keep.SetWriteDeadline(time.Unix(1, 0)) })()
+	err := json.NewEncoder(a.keep).Encode(job)
+	if err != nil && ctx.Err() != nil {
+		return ctx.Err()
+	}
+	return err
 }
 
 // environment is what a process needs to reach a registry as this one does.
@@ -197,23 +214,34 @@ func (a *arrival) release() {
 	}
 }
 
-// arrive is what PullEarly returns.
+// abandon ends the process. No guest waits for it.
+func (a *arrival) abandon(ctx context.Context) {
+	if a.loader != nil {
+		if err := a.loader.Kill(context.WithoutCancel(ctx)); err != nil {
+			a.pull.c.cfg.Log.Warn("what loads the memory does not end", "snapshot", a.draft.ID(), "err", err)
+		}
+	}
+	a.release()
+}
+
+// arrive is what PullEarly returns. It returns when the process has ended, which needs no guest then, or with ctx.
 func (a *arrival) arrive(ctx context.Context) {
+	defer a.release()
 	if err := a.wait(ctx); err != nil {
 		a.pull.c.cfg.Log.Error("snapshot does not arrive, it is removed", "snapshot", a.draft.ID(), "err", err)
 	}
+	_, _ = a.loader.Wait(ctx) // guests may still copy, or wait if this one has given up
 }
 
-// wait waits until the memory is here, and stores the snapshot, or removes it. It returns when the process has ended, which needs no guest then, or with ctx.
+// wait waits until the memory is here, and stores the snapshot, or removes it. Then it lets the process go.
 func (a *arrival) wait(ctx context.Context) error {
-	defer a.release()
 	defer context.AfterFunc(ctx, func() { _ = a.says.Close() })()
 	err := a.loaded()
 	if err == nil {
 		err = a.store(ctx)
 	}
 	a.pull.end(a.draft)
-	_ = a.keep.Close()
+	_, _ = a.keep.Close(), a.says.Close()
 	if err != nil {
 		if ctx.Err() != nil {
 			err = ctx.Err()
@@ -221,7 +249,6 @@ func (a *arrival) wait(ctx context.Context) error {
 		return fmt.Errorf("pull %s: %w", a.r, full(err))
 	}
 	a.pull.c.cfg.Log.Info("snapshot arrived", "snapshot", a.draft.ID())
-	_, _ = a.loader.Wait(ctx) // guests may still copy
 	return nil
 }
 

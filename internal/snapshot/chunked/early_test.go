@@ -1,18 +1,23 @@
 package chunked_test
 
 import (
+	"bufio"
 	"context"
 	"encoding/json"
+	"errors"
 	"io"
+	"log/slog"
 	"net"
 	"net/http"
 	"os"
 	"os/exec"
 	"path/filepath"
+	"slices"
 	"strings"
 	"sync"
 	"testing"
-	"time"
+
+	"golang.org/x/sys/unix"
 
 	"cocoonstack.io/cocoon/internal/errdefs"
 	"cocoonstack.io/cocoon/internal/filling"
@@ -150,9 +155,9 @@ func (l *listener) hear(page int64) error {
 	return nil
 }
 
-func pullEarly(t *testing.T, s *store, ref string) (snapshot.Held, func(context.Context)) {
+func pullEarly(t *testing.T, s *store, ref string, change func(*chunked.Config)) (snapshot.Held, func(context.Context)) {
 	t.Helper()
-	got, arrive, err := client(t, s, nil).PullEarly(t.Context(), ref, "x", token, func(snapshot.Progress) {})
+	got, arrive, err := client(t, s, change).PullEarly(t.Context(), ref, "x", token, func(snapshot.Progress) {})
 	if err != nil {
 		t.Fatal(err)
 	}
@@ -170,7 +175,7 @@ func pullEarly(t *testing.T, s *store, ref string) (snapshot.Held, func(context.
 func TestPullEarly(t *testing.T) {
 	g, from, ref := early(t)
 	s := newStore(t)
-	h, arrive := pullEarly(t, s, ref)
+	h, arrive := pullEarly(t, s, ref, nil)
 	arrived := make(chan struct{})
 	go func() {
 		defer close(arrived)
@@ -187,10 +192,11 @@ func TestPullEarly(t *testing.T) {
 	size := h.Snapshot().Memory
 	l := listen(t, h.Feed(), size)
 	last := size/sparse.Block - 2
+	g.await(6) // in their turn; one that has not begun would take what is wanted, and nobody else asks
 	if _, err := l.Write(filling.Want(last * sparse.Block)); err != nil {
 		t.Fatal(err)
 	}
-	g.await(7) // six in their turn, and that
+	g.await(7)
 	g.set(func() { g.open = true })
 	if err := l.hear(last); err != nil {
 		t.Fatal(err)
@@ -217,12 +223,35 @@ func TestPullEarly(t *testing.T) {
 	}
 }
 
+// TestPullEarlyWhole: a snapshot whose guests need all memory is pulled whole.
+func TestPullEarlyWhole(t *testing.T) {
+	g, from, ref := early(t)
+	g.set(func() { g.open = true })
+	s := newStore(t)
+	var asked []string
+	c := client(t, s, func(c *chunked.Config) {
+		c.LoadsLate = func(driver string) bool { asked = append(asked, driver); return false }
+	})
+	got, arrive, err := c.PullEarly(t.Context(), ref, "x", token, func(snapshot.Progress) {})
+	if err != nil || got.Arriving || !slices.Equal(asked, []string{from.Snapshot().Hypervisor}) {
+		t.Fatalf("%+v, %v, asked %q", got, err, asked)
+	}
+	arrive(t.Context())
+	h, err := s.Hold(t.Context(), "x")
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer h.Release()
+	same(t, from.Dir(), h.Dir())
+}
+
 // TestPullEarlySpoilt: bytes that are not those of the snapshot never come to a guest, which hears why.
 func TestPullEarlySpoilt(t *testing.T) {
 	g, _, ref := early(t)
-	g.spoilt = true
+	g.set(func() { g.spoilt = true })
 	s := newStore(t)
-	h, arrive := pullEarly(t, s, ref)
+	before := zombies(t)
+	h, arrive := pullEarly(t, s, ref, nil)
 	l := listen(t, h.Feed(), h.Snapshot().Memory)
 	g.set(func() { g.open = true })
 	if err := l.hear(-1); !errdefs.Is(err, errdefs.DataLoss) || l.here.Count()*sparse.Block == l.d.Size {
@@ -230,22 +259,26 @@ func TestPullEarlySpoilt(t *testing.T) {
 	}
 	_ = l.Close()
 	arrive(t.Context())
+	if after := zombies(t); !slices.Equal(before, after) {
+		t.Errorf("nobody has waited for %q; before for %q", after, before)
+	}
 	empty(t, s)
 	if _, err := s.Hold(t.Context(), "x"); !errdefs.IsNotFound(err) {
 		t.Error(err)
 	}
-	g.spoilt = false
+	g.set(func() { g.spoilt = false })
 	pull(t, client(t, s, nil), s, ref, "x")
 }
 
 // TestPullEarlyAway: while a guest waits, a registry that does not answer is no reason to give up, and otherwise it is.
 func TestPullEarlyAway(t *testing.T) {
 	g, from, ref := early(t)
-	g.broken = true
 	s := newStore(t)
-	h, arrive := pullEarly(t, s, ref)
+	once := func(c *chunked.Config) { c.HTTP.Attempts = 1 }
+	h, arrive := pullEarly(t, s, ref, once)
 	l := listen(t, h.Feed(), h.Snapshot().Memory)
-	g.await(100) // more than one session tries
+	g.set(func() { g.broken = true }) // not before a guest waits
+	g.await(7)                        // one session asks six times
 	g.set(func() { g.broken, g.open = false, true })
 	if err := l.hear(-1); err != nil {
 		t.Fatal(err)
@@ -257,17 +290,60 @@ func TestPullEarlyAway(t *testing.T) {
 
 	g.set(func() { g.broken, g.open = true, false })
 	s = newStore(t)
-	h, arrive = pullEarly(t, s, ref)
+	h, arrive = pullEarly(t, s, ref, once)
 	h.Release()
 	arrive(t.Context())
 	empty(t, s)
+}
+
+// TestPullEarlyFull: while a guest waits, a full disk is no reason to give up either.
+func TestPullEarlyFull(t *testing.T) {
+	g, from, ref := early(t)
+	s := newStoreAt(t, smallDisk(t, "64m"))
+	log, into := io.Pipe()
+	c := client(t, s, func(c *chunked.Config) { c.Log = slog.New(slog.NewTextHandler(into, nil)) })
+	_, arrive, err := c.PullEarly(t.Context(), ref, "x", token, func(snapshot.Progress) {})
+	if err != nil {
+		t.Fatal(err)
+	}
+	h, err := s.HoldArriving(t.Context(), "x")
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer h.Release()
+	other := filepath.Join(s.dir, "other")
+	if err := os.WriteFile(other, make([]byte, 64<<20), 0o600); !errors.Is(err, unix.ENOSPC) {
+		t.Fatal(err)
+	}
+	l := listen(t, h.Feed(), h.Snapshot().Memory)
+	g.set(func() { g.open = true })
+	arrived := make(chan struct{})
+	go func() {
+		defer close(arrived)
+		arrive(t.Context())
+	}()
+	said, err := bufio.NewReader(log).ReadString('\n')
+	if err != nil || !strings.Contains(said, "its guests wait") || !strings.Contains(said, "the disk is full") {
+		t.Fatalf("%s, %v", said, err)
+	}
+	go func() { _, _ = io.Copy(io.Discard, log) }()
+	if err := os.Remove(other); err != nil {
+		t.Fatal(err)
+	}
+	if err := l.hear(-1); err != nil {
+		t.Fatal(err)
+	}
+	h.Release()
+	_ = l.Close()
+	<-arrived
+	same(t, from.Dir(), s.hold(t, "x").Dir())
 }
 
 // TestPullEarlyLeft: whoever pulls goes away. A guest that has begun gets its memory; the snapshot is gone.
 func TestPullEarlyLeft(t *testing.T) {
 	g, _, ref := early(t)
 	s := newStore(t)
-	h, arrive := pullEarly(t, s, ref)
+	h, arrive := pullEarly(t, s, ref, nil)
 	l := listen(t, h.Feed(), h.Snapshot().Memory)
 	ctx, cancel := context.WithCancel(t.Context())
 	cancel()
@@ -340,27 +416,6 @@ func TestPullEarlyKilled(t *testing.T) {
 			}
 			_ = l.Close()
 		}
-		loaders(t)
-	}
-}
-
-// loaders waits until no process loads memory.
-func loaders(t *testing.T) {
-	t.Helper()
-	tick := time.NewTicker(10 * time.Millisecond)
-	defer tick.Stop()
-	for ; ; <-tick.C {
-		all, err := filepath.Glob("/proc/[0-9]*/cmdline")
-		if err != nil {
-			t.Fatal(err)
-		}
-		found := false
-		for _, path := range all {
-			text, _ := os.ReadFile(path)
-			found = found || strings.HasPrefix(string(text), "cocoon-load-memory\x00"+chunked.LoadCommand)
-		}
-		if !found {
-			return
-		}
+		loaders(t, false)
 	}
 }

@@ -50,7 +50,7 @@ type loadChunk struct {
 	Parts  artifact.Ranges
 }
 
-// loadSays is what the process says: that all is loaded, that it waits for the registry, or why it gives up.
+// loadSays is what the process says: that all is loaded, that it waits for the registry or for space on the disk, or why it gives up.
 type loadSays struct {
 	Whole, Waits bool   `json:",omitempty"`
 	Class        string `json:",omitempty"`
@@ -61,22 +61,24 @@ type loadSays struct {
 func IsLoad(args []string) bool { return len(args) == 1 && args[0] == LoadCommand }
 
 // Load is the process that loads the memory of a snapshot, with what guests wait for first. Every chunk is verified before a guest gets it. Load returns the exit code
-// of the process when neither the process that has started it nor a guest needs it any longer. A registry that does not answer is asked again as long as a guest waits.
+// of the process when nobody needs it any longer: neither the process that started it, nor a guest. While a guest waits, Load tries again after the registry did not answer,
+// and after the disk was full.
 func Load(ctx context.Context, stdin *os.File) int {
 	_ = unix.Prctl(unix.PR_SET_DUMPABLE, 0, 0, 0, 0) // other processes of the same user cannot read the credentials
 	ctx, cancel := context.WithCancel(ctx)
 	defer cancel()
 	say := os.NewFile(loadSaying, "saying")
-	l := &loader{memory: os.NewFile(loadMemory, "memory"), tell: func(s loadSays) { _ = json.NewEncoder(say).Encode(s) }}
+	l := &loader{memory: os.NewFile(loadMemory, "memory"), socket: loadFeed, tell: func(s loadSays) { _ = json.NewEncoder(say).Encode(s) }}
 	in := json.NewDecoder(stdin)
 	if err := in.Decode(&l.job); err != nil {
 		return 2
 	}
 	l.begin()
+	_, _ = unix.SetNonblock(l.socket, true), unix.SetNonblock(int(stdin.Fd()), false)
 	alone := make(chan struct{})
 	go func() {
 		defer close(alone)
-		l.accept(ctx, loadFeed, int(stdin.Fd()))
+		l.accept(ctx, int(stdin.Fd()))
 		l.feed.Alone(ctx)
 		cancel()
 	}()
@@ -93,9 +95,8 @@ func Load(ctx context.Context, stdin *os.File) int {
 }
 
 // accept takes readers until stdin ends. All that have connected before are taken then.
-func (l *loader) accept(ctx context.Context, feed, stdin int) {
-	_, _ = unix.SetNonblock(feed, true), unix.SetNonblock(stdin, false)
-	fds := []unix.PollFd{{Fd: int32(feed), Events: unix.POLLIN}, {Fd: int32(stdin), Events: unix.POLLIN}}
+func (l *loader) accept(ctx context.Context, stdin int) {
+	fds := []unix.PollFd{{Fd: int32(l.socket), Events: unix.POLLIN}, {Fd: int32(stdin), Events: unix.POLLIN}}
 	for over := false; !over; {
 		if _, err := unix.Poll(fds, -1); err != nil {
 			continue // it was interrupted
@@ -104,30 +105,46 @@ func (l *loader) accept(ctx context.Context, feed, stdin int) {
 			n, err := unix.Read(stdin, make([]byte, 512))
 			over = n <= 0 && !errors.Is(err, unix.EINTR)
 		}
-		for {
-			fd, _, err := unix.Accept4(feed, unix.SOCK_CLOEXEC)
-			if errors.Is(err, unix.EINTR) {
-				continue
-			}
-			if err != nil {
-				break
-			}
-			f := os.NewFile(uintptr(fd), "reader")
-			conn, err := net.FileConn(f)
-			_ = f.Close()
-			if err == nil {
-				l.feed.Take(ctx, conn)
-			}
+		l.admit(ctx)
+	}
+}
+
+// admit takes all readers that have connected. It waits for nobody.
+func (l *loader) admit(ctx context.Context) {
+	l.admitting.Lock()
+	defer l.admitting.Unlock()
+	for {
+		fd, _, err := unix.Accept4(l.socket, unix.SOCK_CLOEXEC)
+		if errors.Is(err, unix.EINTR) {
+			continue
+		}
+		if err != nil {
+			return
+		}
+		f := os.NewFile(uintptr(fd), "reader")
+		conn, err := net.FileConn(f)
+		_ = f.Close()
+		if err == nil {
+			l.feed.Take(ctx, conn)
 		}
 	}
+}
+
+// needed reports whether a guest waits.
+func (l *loader) needed(ctx context.Context) bool {
+	l.admit(ctx) // one may have connected just now
+	return l.feed.Readers() > 0
 }
 
 // loader loads a file.
 type loader struct {
 	job    loadJob
 	memory *os.File
+	socket int // non-blocking; readers connect to it
 	feed   *filling.Writer
 	tell   func(loadSays)
+
+	admitting sync.Mutex
 
 	mu    sync.Mutex
 	next  int          // the first chunk that may not have begun
@@ -211,15 +228,23 @@ func (l *loader) back(n int) {
 	l.next = min(l.next, n)
 }
 
-// retryFirst and retryMost bound how long the registry is left alone that did not answer.
+// again has all chunks loaded once more.
+func (l *loader) again() {
+	l.mu.Lock()
+	defer l.mu.Unlock()
+	clear(l.begun)
+	l.next = 0
+}
+
+// retryFirst and retryMost bound how long the registry is left alone that did not answer, and the disk that was full.
 const retryFirst, retryMost = time.Second, 30 * time.Second
 
-// run loads all. While guests wait, a registry that does not answer is no reason to give up.
+// run loads all. While guests wait, neither a registry that does not answer nor a full disk is a reason to give up.
 func (l *loader) run(ctx context.Context) error {
 	for pause := retryFirst; ; pause = min(2*pause, retryMost) {
 		err := l.load(ctx)
-		away := errdefs.IsUnavailable(err) || errdefs.Is(err, errdefs.DeadlineExceeded)
-		if err == nil || ctx.Err() != nil || !away || l.feed.Readers() == 0 {
+		passes := errdefs.IsUnavailable(err) || errdefs.Is(err, errdefs.DeadlineExceeded) || errdefs.Is(err, errdefs.ResourceExhausted)
+		if err == nil || ctx.Err() != nil || !passes || !l.needed(ctx) {
 			return err
 		}
 		l.tell(loadSays{Waits: true, Error: err.Error()})
@@ -282,7 +307,11 @@ func (l *loader) load(ctx context.Context) error {
 	if err := g.Wait(); err != nil {
 		return err
 	}
-	return full(l.memory.Sync())
+	if err := l.memory.Sync(); err != nil {
+		l.again() // the kernel may have dropped what it could not write, and says so once
+		return full(err)
+	}
+	return nil
 }
 
 // fetch loads a chunk.

@@ -85,11 +85,10 @@ func (p *pull) begin(ctx context.Context, r ociclient.Ref, name string) (snapsho
 		return nil, none, err
 	}
 	name = cmp.Or(name, record.Name)
-	heir, err := record.Heir(vm.Behalf(ctx))
-	if err != nil {
+	if record, err = record.Heir(vm.Behalf(ctx)); err != nil {
 		return nil, none, err
 	}
-	draft, err := p.c.store.Create(vm.OnBehalf(ctx, heir), name)
+	draft, err := p.c.store.Create(vm.OnBehalf(ctx, record.Owner), name)
 	if err != nil {
 		return nil, none, err
 	}

@@ -263,15 +263,7 @@ func TestWrongRanges(t *testing.T) {
 // replace pushes another manifest, and its configuration.
 func replace(t testing.TB, ref string, config []byte, m ociclient.Manifest) {
 	t.Helper()
-	r, err := ociclient.ParseRef(ref)
-	if err != nil {
-		t.Fatal(err)
-	}
-	s, err := ociclient.Open(t.Context(), r, ociclient.Auth{}, ociclient.Push, ociclient.Config{})
-	if err != nil {
-		t.Fatal(err)
-	}
-	defer s.Close()
+	s, r := pushing(t, ref)
 	raw, err := json.Marshal(m)
 	if err == nil {
 		err = s.PutBlob(t.Context(), m.Config.Digest, m.Config.Size, func() io.Reader { return bytes.NewReader(config) })
@@ -400,4 +392,19 @@ func TestManyPushesAtOnce(t *testing.T) {
 			arrives(t, h, host+"/vm/web:"+string(rune('1'+n)))
 		}
 	}
+}
+
+// pushing returns a session that pushes to the repository of ref.
+func pushing(t testing.TB, ref string) (*ociclient.Session, ociclient.Ref) {
+	t.Helper()
+	r, err := ociclient.ParseRef(ref)
+	if err != nil {
+		t.Fatal(err)
+	}
+	s, err := ociclient.Open(t.Context(), r, ociclient.Auth{}, ociclient.Push, ociclient.Config{})
+	if err != nil {
+		t.Fatal(err)
+	}
+	t.Cleanup(func() { s.Close() })
+	return s, r
 }

@@ -15,10 +15,12 @@ import (
 	"slices"
 	"strings"
 	"testing"
+	"testing/synctest"
 	"time"
 
 	ggcr "github.com/google/go-containerregistry/pkg/registry"
 	"github.com/prometheus/client_golang/prometheus"
+	"golang.org/x/sys/unix"
 
 	"cocoonstack.io/cocoon/internal/ociclient"
 	"cocoonstack.io/cocoon/internal/qcow2"
@@ -30,6 +32,7 @@ import (
 	"cocoonstack.io/cocoon/internal/snapshot/chunked"
 	"cocoonstack.io/cocoon/internal/snapshot/local"
 	"cocoonstack.io/cocoon/internal/sparse"
+	"cocoonstack.io/cocoon/internal/testkit/need"
 	"cocoonstack.io/cocoon/internal/vm"
 )
 
@@ -313,4 +316,24 @@ func pull(t testing.TB, c *chunked.Client, s *store, ref, name string) (snapshot
 		t.Fatal(err)
 	}
 	return s.hold(t, got.ID), l.p
+}
+
+// check is Check with a clock of its own, which stands still while it waits for the registry: it has little patience. It must not try twice, because the clock stands while a
+// connection is open.
+func check(t *testing.T, c *chunked.Client, ref string, auth snapshot.Auth) (err error) {
+	t.Helper()
+	synctest.Test(t, func(t *testing.T) { err = c.Check(t.Context(), ref, auth) })
+	return err
+}
+
+// smallDisk returns the folder of a file system of that size.
+func smallDisk(t *testing.T, size string) string {
+	t.Helper()
+	need.Root(t)
+	dir := t.TempDir()
+	if err := unix.Mount("tmpfs", dir, "tmpfs", 0, "size="+size); err != nil {
+		t.Fatal(err)
+	}
+	t.Cleanup(func() { _ = unix.Unmount(dir, unix.MNT_DETACH) })
+	return dir
 }

@@ -167,6 +167,38 @@ func TestHostileSnapshots(t *testing.T) {
 	}
 }
 
+// TestClaimsOfOthers: a snapshot without files of its own comes with nothing that only this node can say, from a stream and from a folder.
+func TestClaimsOfOthers(t *testing.T) {
+	s := open(t, t.TempDir())
+	x := newSent(t)
+	x.snap.Live, x.snap.Disks, x.files = false, nil, nil
+	x.snap.Published, x.snap.Kept, x.snap.Volumes = []string{"*"}, true, []snapshot.Volume{{}}
+	x.snap.Record.PID, x.snap.Record.Handle = 1, []byte(`{}`)
+	dir := filepath.Join(t.TempDir(), "x")
+	record, err := json.Marshal(x.snap)
+	if err := errors.Join(err, os.Mkdir(dir, 0o700), os.WriteFile(filepath.Join(dir, snapshot.FileMeta), record, 0o600)); err != nil {
+		t.Fatal(err)
+	}
+	for from, arrive := range map[string]func() (snapshot.Snapshot, error){
+		"stream": func() (snapshot.Snapshot, error) {
+			return s.Import(t.Context(), "stream", "", bytes.NewReader(x.stream(t)), nil)
+		},
+		"folder": func() (snapshot.Snapshot, error) { return s.ImportDir(t.Context(), "folder", "", dir) },
+	} {
+		got, err := arrive()
+		if err != nil {
+			t.Fatal(err)
+		}
+		if len(got.Published) > 0 || got.Kept || len(got.Volumes) > 0 || got.Record.PID != 0 || got.Record.Handle != nil {
+			t.Errorf("from a %s comes %+v", from, got)
+		}
+		other := vm.OnBehalf(t.Context(), vm.Owner{Namespace: "other"})
+		if _, err := s.Get(other, got.ID); !errdefs.IsNotFound(err) {
+			t.Errorf("another namespace finds what comes from a %s: %v", from, err)
+		}
+	}
+}
+
 // TestMoreThanTheDiskHolds: such an entry is refused by the size in its header, before its data arrives.
 func TestMoreThanTheDiskHolds(t *testing.T) {
 	x := newSent(t)

@@ -141,7 +141,7 @@ func (s *Store) importStream(ctx context.Context, name, description string, r io
 	return d.Commit(ctx, snap)
 }
 
-// begin makes the draft of a snapshot that comes from elsewhere.
+// begin makes the draft of a snapshot that comes from elsewhere, and leaves in snap what is valid here.
 func (s *Store) begin(ctx context.Context, snap *snapshot.Snapshot, name, description string) (*draft, error) {
 	if name != "" {
 		snap.Name = name
@@ -153,7 +153,8 @@ func (s *Store) begin(ctx context.Context, snap *snapshot.Snapshot, name, descri
 	if err != nil {
 		return nil, err
 	}
-	return s.create(vm.OnBehalf(ctx, heir), snap.Name)
+	*snap = heir
+	return s.create(vm.OnBehalf(ctx, heir.Owner), heir.Name)
 }
 
 // described returns the record in the header of a stream.
