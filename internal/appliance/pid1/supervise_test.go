@@ -61,9 +61,8 @@ func TestDaemonEndsBeforeWhatItNeeds(t *testing.T) {
 	}, newReaper(), slog.New(slog.DiscardHandler), dir)
 	ctx, stop := context.WithCancel(t.Context())
 	s.start(ctx)
-	for _, name := range []string{"pid", "ready"} {
-		waitFor(t, func() bool { _, err := os.Stat(filepath.Join(dir, name)); return err == nil })
-	}
+	waitFor(t, func() bool { b, _ := os.ReadFile(filepath.Join(dir, "pid")); return bytes.HasSuffix(b, []byte("\n")) })
+	waitFor(t, func() bool { _, err := os.Stat(filepath.Join(dir, "ready")); return err == nil })
 	stop()
 	s.stop(time.Minute, time.Minute)
 	if b, _ := os.ReadFile(out); string(b) != "there\n" || len(s.running) != 0 {

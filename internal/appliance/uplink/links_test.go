@@ -175,7 +175,7 @@ func wants(t *testing.T, what, link, want string) {
 
 func pings(t *testing.T, address string) bool {
 	t.Helper()
-	c, err := net.DialTimeout("tcp", net.JoinHostPort(address, "9"), 5*time.Second) //nolint:noctx // a few seconds
+	c, err := net.DialTimeout("tcp", net.JoinHostPort(address, "9"), time.Minute) //nolint:noctx // a minute
 	if err == nil {
 		c.Close()
 	}

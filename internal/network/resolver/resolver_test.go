@@ -142,7 +142,7 @@ func TestServe(t *testing.T) {
 		go func() { ended <- r.Serve(ctx, on) }()
 		for _, network := range []string{"udp", "tcp"} {
 			for _, name := range []string{"web.capsule.internal.", "long.example."} {
-				c := dns.Client{Net: network, Timeout: 2 * time.Second}
+				c := dns.Client{Net: network, Timeout: time.Minute}
 				if !served {
 					c.Timeout = 50 * time.Millisecond
 				}
