@@ -122,6 +122,12 @@ type LateLoader interface {
 	LoadsLate() string
 }
 
+// LoadsLate reports whether d is a LateLoader that can do it on this host.
+func LoadsLate(d Driver) bool {
+	l, ok := As[LateLoader](d)
+	return ok && l.LoadsLate() == ""
+}
+
 // Seeker is the ability of a Driver to find the processes of VMs without a known Handle: those that Reap would end.
 type Seeker interface {
 	// Seek returns the processes of each VM in ids that has any. It changes nothing.
@@ -230,7 +236,7 @@ type Incoming struct {
 	// Booting says that the guest may have been saved before its firmware had read the whole kernel. It then needs the same
 	// Plan.Boot as the saved VM.
 	Booting bool
-	// LinksDown keeps every NIC without carrier, whatever its own LinkDown, from before the guest's first instruction until SetLink.
+	// LinksDown keeps every NIC without carrier, whatever its own LinkDown, from before the guest's first instruction until Linker.SetLink or LinkOpener.OpenLink.
 	LinksDown bool
 	// DiskRate is that of the saved guest, in whose state it may be. The plan's is in force.
 	DiskRate vm.DiskRate
@@ -427,6 +433,7 @@ type Saved struct {
 // MachineTeller is the ability of a Driver to say on which kind of machine it would run a VM now. Every driver that resumes
 // saved state has it.
 type MachineTeller interface {
+	// Machine need not find out whether the hypervisor works here: Probe does.
 	Machine(ctx context.Context, accel vm.Accel) (vm.Machine, error)
 }
 
@@ -436,6 +443,24 @@ type Linker interface {
 	// A guest that is launched or plugged has the carriers that its NICs say (vm.NIC.LinkDown), from its first instruction on.
 	// Errors: NotFound, Unavailable.
 	SetLink(ctx context.Context, place int, up bool) error
+}
+
+// LinkOpener is the ability of an Instance that is no Linker to end Incoming.LinksDown, for one NIC after another.
+type LinkOpener interface {
+	// OpenLink lets packets pass the NIC at that place. It is no error if they do already.
+	// Errors: NotFound, Unavailable.
+	OpenLink(ctx context.Context, place int) error
+}
+
+// OpensLinks returns what ends Incoming.LinksDown of i, as LinkOpener does; nil if nothing can.
+func OpensLinks(i Instance) func(ctx context.Context, place int) error {
+	if l, ok := As[Linker](i); ok {
+		return func(ctx context.Context, place int) error { return l.SetLink(ctx, place, true) }
+	}
+	if o, ok := As[LinkOpener](i); ok {
+		return o.OpenLink
+	}
+	return nil
 }
 
 // NICSwapper is the ability of an Instance to replace a NIC by one with another MAC while the guest runs, for guests that

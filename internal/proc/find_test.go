@@ -1,14 +1,17 @@
 package proc
 
 import (
+	"context"
 	"errors"
 	"fmt"
+	"io"
 	"os"
 	"os/exec"
 	"path/filepath"
 	"slices"
 	"strconv"
 	"testing"
+	"testing/synctest"
 	"time"
 
 	"cocoonstack.io/cocoon/internal/errdefs"
@@ -29,21 +32,108 @@ func TestArgsOfProcessThatStarts(t *testing.T) {
 	if err := os.Symlink("/bin/sleep", exe); err != nil {
 		t.Fatal(err)
 	}
-	result := make(chan []string)
-	go func() {
-		got, err := argsIn(dir)
-		if err != nil {
-			t.Error(err)
+	synctest.Test(t, func(t *testing.T) { // so the time of argsIn passes only while nobody does anything
+		result := make(chan []string)
+		go func() {
+			got, err := argsIn(dir)
+			if err != nil {
+				t.Error(err)
+			}
+			result <- got
+		}()
+		written := filepath.Join(dir, "written")
+		if err := errors.Join(os.WriteFile(written, []byte("sleep\x00600\x00"), 0o600), os.Rename(written, cmdline)); err != nil {
+			t.Fatal(err)
 		}
-		result <- got
-	}()
-	written := filepath.Join(dir, "written")
-	if err := errors.Join(os.WriteFile(written, []byte("sleep\x00600\x00"), 0o600), os.Rename(written, cmdline)); err != nil {
-		t.Fatal(err)
+		if got, want := <-result, []string{"sleep", "600"}; !slices.Equal(got, want) {
+			t.Error(diff.Of(want, got))
+		}
+	})
+}
+
+// bare takes its arguments away, writes a byte, and waits to be ended.
+var bare = []byte{
+	0x48, 0x8b, 0x7c, 0x24, 8, // mov rdi, [rsp+8]: the first argument
+	0x48, 0x81, 0xe7, 0, 0xf0, 0xff, 0xff, // and rdi, -4096: its page
+	0xbe, 0, 0x10, 0, 0, // mov esi, 4096
+	0x31, 0xd2, // xor edx, edx: nobody can read it
+	0xb8, 10, 0, 0, 0, // mov eax, 10: mprotect
+	0x0f, 0x05, // syscall
+	0xbf, 1, 0, 0, 0, // mov edi, 1: stdout
+	0xbe, 0, 0, codeAt >> 16, 0, // mov esi, codeAt
+	0xba, 1, 0, 0, 0, // mov edx, 1
+	0xb8, 1, 0, 0, 0, // mov eax, 1: write
+	0x0f, 0x05, // syscall
+	0xb8, 34, 0, 0, 0, // mov eax, 34: pause
+	0x0f, 0x05, // syscall
+	0xeb, 0xf7, // jmp to the third last
+}
+
+// TestFindAmongBareProcesses: processes without arguments, which every container can have, are waited for together, and not longer than the
+// caller wants; those that are no candidates are not waited for. The clock is that of the test.
+func TestFindAmongBareProcesses(t *testing.T) {
+	program := programOf(t, bare)
+	for range 3 {
+		said, out, err := os.Pipe()
+		if err != nil {
+			t.Fatal(err)
+		}
+		defer said.Close()
+		p := start(t, Spec{Path: program, Args: []string{"bare"}, Out: out})
+		_ = out.Close()
+		if _, err := io.ReadFull(said, make([]byte, 1)); err != nil {
+			t.Fatal(err)
+		}
+		if args, err := os.ReadFile(fmt.Sprintf("/proc/%d/cmdline", p.PID())); err != nil || len(args) > 0 {
+			t.Fatalf("process %d still has the arguments %q, %v", p.PID(), args, err)
+		}
 	}
-	if got, want := <-result, []string{"sleep", "600"}; !slices.Equal(got, want) {
-		t.Error(diff.Of(want, got))
+	marker := "proc-test-" + strconv.FormatInt(time.Now().UnixNano(), 36)
+	sought := start(t, Spec{Path: "/bin/sleep", Args: []string{marker, "600"}})
+	for args := []string(nil); len(args) == 0; { // the clock of the test would not wait for them
+		var err error
+		if args, err = Args(sought.PID()); err != nil {
+			t.Fatal(err)
+		}
 	}
+	is := func(_ int, args []string) bool { return args[0] == marker }
+	synctest.Test(t, func(t *testing.T) {
+		began := time.Now()
+		found, err := Find(t.Context(), nil, is)
+		if err != nil || len(found) != 1 || found[0].PID() != sought.PID() {
+			t.Errorf("Find = %v, %v; want process %d", found, err, sought.PID())
+		}
+		for _, p := range found {
+			_ = p.Close()
+		}
+		if took := time.Since(began); took > execTime {
+			t.Errorf("a scan took %s, want at most %s", took, execTime)
+		}
+	})
+	synctest.Test(t, func(t *testing.T) {
+		began := time.Now()
+		ctx, cancel := context.WithTimeout(t.Context(), execTime/4)
+		defer cancel()
+		if found, err := Find(ctx, nil, is); !errors.Is(err, context.DeadlineExceeded) {
+			t.Errorf("Find with a context that ends = %v, %v", found, err)
+		}
+		if took := time.Since(began); took > execTime/4 {
+			t.Errorf("a scan took %s after its context had ended", took-execTime/4)
+		}
+	})
+	synctest.Test(t, func(t *testing.T) {
+		began := time.Now()
+		found, err := Find(t.Context(), func(pid int) bool { return pid == sought.PID() }, is)
+		if err != nil || len(found) != 1 {
+			t.Errorf("Find among candidates = %v, %v", found, err)
+		}
+		for _, p := range found {
+			_ = p.Close()
+		}
+		if took := time.Since(began); took > 0 {
+			t.Errorf("a scan has waited %s for others than candidates", took)
+		}
+	})
 }
 
 // Whoever looks for a process that has just been started finds it.
@@ -93,7 +183,7 @@ func TestOutlivesParentAndIsFound(t *testing.T) {
 		t.Fatal(err)
 	}
 	defer p.Close()
-	found, err := Find(func(_ int, args []string) bool { return args[0] == marker })
+	found, err := Find(t.Context(), nil, func(_ int, args []string) bool { return args[0] == marker })
 	if err != nil || len(found) != 1 || found[0].PID() != pid {
 		t.Fatalf("Find = %v, %v; want process %d", found, err, pid)
 	}
@@ -145,7 +235,7 @@ func FuzzParseStat(f *testing.F) {
 
 func BenchmarkFindNobody(b *testing.B) {
 	for b.Loop() {
-		if _, err := Find(func(int, []string) bool { return false }); err != nil {
+		if _, err := Find(b.Context(), nil, func(int, []string) bool { return false }); err != nil {
 			b.Fatal(err)
 		}
 	}

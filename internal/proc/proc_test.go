@@ -22,7 +22,8 @@ import (
 	"cocoonstack.io/cocoon/internal/testkit/diff"
 )
 
-// TestMain lets the test binary act as a parent that dies: it starts a process, prints its identity and exits.
+// TestMain lets the test binary act as a parent that dies: it starts a process, prints its identity and exits. It also acts as a process
+// that holds a tap.
 func TestMain(m *testing.M) {
 	if marker := os.Getenv("PROC_TEST_PARENT"); marker != "" {
 		p, err := Start(Spec{Path: "/bin/sleep", Args: []string{marker, "600"}})
@@ -39,6 +40,10 @@ func TestMain(m *testing.M) {
 		_, err := Run(context.Background(), s, Limits{})
 		fmt.Println(err)
 		os.Exit(1)
+	}
+	if os.Getenv("PROC_TEST_TAP") != "" {
+		takeAddress()
+		os.Exit(0)
 	}
 	os.Exit(m.Run())
 }

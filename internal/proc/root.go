@@ -7,6 +7,7 @@ import (
 	"io/fs"
 	"os"
 	"path/filepath"
+	"strconv"
 	"sync"
 	"syscall"
 
@@ -34,6 +35,20 @@ type RootFile struct {
 	// A folder it sees as it is: with its owners, and with all that is in it.
 	File     *os.File
 	ReadOnly bool // of a file or a folder: nobody can write to it there. A block device cannot be opened for writing
+	Scratch  bool // File is from NewScratch, and becomes visible in this root alone
+}
+
+// NewScratch returns a folder of user, empty and in a file system of its own, which is in memory and mounted nowhere yet. It has at most size bytes and
+// that many files. Its memory is free again when the process that has it in its Root has ended, and File is closed.
+func NewScratch(user User, size int64, files int) (*os.File, error) {
+	fd, err := newTmpfs(map[string]string{
+		"mode": "0700", "uid": strconv.FormatUint(uint64(user.UID), 10), "gid": strconv.FormatUint(uint64(user.GID), 10),
+		"size": strconv.FormatInt(size, 10), "nr_inodes": strconv.Itoa(files + 1),
+	})
+	if err != nil {
+		return nil, fmt.Errorf("make a folder for a process: %w", err)
+	}
+	return os.NewFile(uintptr(fd), "scratch"), nil
 }
 
 // libraries are where a program that is not static finds its loader and libraries.
@@ -78,7 +93,7 @@ func empties(ns int) error {
 	if err != nil {
 		return err
 	}
-	dir, err := newTmpfs()
+	dir, err := newTmpfs(map[string]string{"mode": "0755", "size": "64k"})
 	if err != nil {
 		return err
 	}
@@ -103,13 +118,13 @@ func empties(ns int) error {
 }
 
 // newTmpfs returns a tmpfs that is mounted nowhere yet.
-func newTmpfs() (int, error) {
+func newTmpfs(options map[string]string) (int, error) {
 	fs, err := unix.Fsopen("tmpfs", unix.FSOPEN_CLOEXEC)
 	if err != nil {
 		return -1, err
 	}
 	defer func() { _ = unix.Close(fs) }()
-	for key, value := range map[string]string{"mode": "0755", "size": "64k"} {
+	for key, value := range options {
 		if err := unix.FsconfigSetString(fs, key, value); err != nil {
 			return -1, err
 		}
@@ -259,6 +274,10 @@ func (p *placed) file(f RootFile, spaces spaces) (part, error) {
 	if err != nil {
 		return part{}, err
 	}
+	if f.Scratch {
+		fd, err := unix.FcntlInt(of, unix.F_DUPFD_CLOEXEC, 0)
+		return part{at: f.At, fd: fd, mode: unix.S_IFDIR}, err
+	}
 	var st unix.Stat_t
 	if err := unix.Fstat(int(of), &st); err != nil {
 		return part{}, err
@@ -276,6 +295,9 @@ func (p *placed) file(f RootFile, spaces spaces) (part, error) {
 		return part{at: f.At, fd: -1, mode: mode, rdev: int(st.Rdev)}, nil
 	case unix.S_IFREG:
 		if f.ReadOnly && st.Mode&0o004 != 0 { // everybody may read it, whatever its file system can do
+			break
+		}
+		if st.Uid == p.user.UID && st.Gid == p.user.GID { // it is the user's own
 			break
 		}
 		owner := [2]uint32{st.Uid, st.Gid}
@@ -298,12 +320,42 @@ func (p *placed) file(f RootFile, spaces spaces) (part, error) {
 	}
 	if err := setMount(fd, attr); err != nil {
 		_ = unix.Close(fd)
-		if attr.Attr_set&unix.MOUNT_ATTR_IDMAP != 0 && errdefs.Is(err, errdefs.Unsupported) {
-			err = errdefs.Unsupportedf("%s is on a file system on which Linux cannot give it to the user of a VM; move it to ext4, xfs or btrfs (or tmpfs, from Linux 6.3): %w", f.File.Name(), err)
+		if attr.Attr_set&unix.MOUNT_ATTR_IDMAP != 0 {
+			err = notGiven(f.File.Name(), err)
 		}
 		return part{}, err
 	}
 	return part{at: f.At, fd: fd, mode: st.Mode}, nil
+}
+
+// notGiven explains err, by which the owner of name could not be mapped.
+func notGiven(name string, err error) error {
+	if !errdefs.Is(err, errdefs.Unsupported) {
+		return err
+	}
+	return errdefs.Unsupportedf("%s is on a file system on which Linux cannot give it to the user of a VM; move it to ext4, xfs or btrfs (or tmpfs, from Linux 6.3): %w", name, err)
+}
+
+// CanGive reports whether a Root could have the files in the folder dir that only their owner can use. It changes nothing, and needs root.
+// Errors: Unsupported if the file system of dir, or the kernel, cannot do that; Unavailable without user namespaces; NotFound.
+func CanGive(dir string) error {
+	fd, err := cloneMount(unix.AT_FDCWD, dir, 0)
+	if errors.Is(err, unix.ENOENT) {
+		return errdefs.NotFoundf("%s is not there", dir)
+	}
+	if errors.Is(err, unix.ENOSYS) {
+		return notGiven(dir, errdefs.Unsupportedf("clone a mount (Linux 5.12 can): %w", err))
+	}
+	if err != nil {
+		return err
+	}
+	defer func() { _ = unix.Close(fd) }()
+	ns, err := userNamespace(asUser(0, 1), asUser(0, 1))
+	if err != nil {
+		return errdefs.Unavailablef("no user namespace can be made, see the sysctl user.max_user_namespaces: %w", err)
+	}
+	defer ns.Close()
+	return notGiven(dir, setMount(fd, unix.MountAttr{Attr_set: unix.MOUNT_ATTR_IDMAP, Userns_fd: uint64(ns.Fd())}))
 }
 
 // asUser makes the owner on the disk appear as user.

@@ -224,7 +224,6 @@ func TestRootOfStaticProgram(t *testing.T) {
 // TestRootKeepsOthersOut: what one process mounts or makes is not seen by another, nor by the host, and ends with it.
 func TestRootKeepsOthersOut(t *testing.T) {
 	need.Root(t)
-	before := mountsOf(t, "self")
 	disk := opened(t, secretFile(t, 0))
 	sleeping := Spec{Path: "/bin/sleep", Args: []string{"sleep", "600"}, Isolated: true, User: &User{UID: rootUser, GID: rootUser}}
 	var all []*Process
@@ -241,14 +240,23 @@ func TestRootKeepsOthersOut(t *testing.T) {
 		t.Cleanup(func() { _ = errors.Join(p.Kill(context.Background()), p.Close()) })
 		all = append(all, p)
 	}
+	host := mountsOf(t, "self") // others mount and unmount there, too
 	for n, p := range all {
 		text := mountsOf(t, strconv.Itoa(p.PID()))
 		if strings.Count(text, "/disk") != 1 || !strings.Contains(text, fmt.Sprintf("/disk%d ", n)) {
 			t.Errorf("process %d has the mounts:\n%s", n, text)
 		}
-	}
-	if after := mountsOf(t, "self"); after != before {
-		t.Errorf("the host had the mounts\n%s\nand has\n%s", before, after)
+		for line := range strings.Lines(text) {
+			f := strings.Fields(line) // number, number of its parent, device, root, place, …
+			switch {
+			case len(f) < 5:
+				t.Errorf("process %d has a mount %q", n, line)
+			case f[4] == "/" && strings.Contains(host, " "+f[2]+" "):
+				t.Errorf("the host has the root of process %d, which is %s:\n%s", n, line, host)
+			case f[4] == fmt.Sprintf("/disk%d", n) && strings.Contains(host, " "+f[3]+" "):
+				t.Errorf("the host has the disk of process %d, which is %s:\n%s", n, line, host)
+			}
+		}
 	}
 }
 
@@ -301,11 +309,26 @@ func TestRootRefused(t *testing.T) {
 	if err := errors.Join(os.WriteFile(own+"/secret", []byte("content\n"), 0o600), os.WriteFile(own+"/public", []byte("content\n"), 0o644)); err != nil {
 		t.Fatal(err)
 	}
-	_, err := Start(Spec{Path: "/bin/sleep", Args: []string{"sleep", "1"}, Root: &Root{Files: []RootFile{{At: "/x", File: opened(t, own+"/secret")}}}})
+	if err := CanGive(own); !errdefs.Is(err, errdefs.Unsupported) || !strings.Contains(err.Error(), own+" is on a file system") {
+		t.Errorf("no mapped users: %v", err)
+	}
+	if err := CanGive(dir); err != nil { // where the other tests of this file give files to processes
+		t.Error(err)
+	}
+	if err := CanGive(dir + "/none"); !errdefs.IsNotFound(err) {
+		t.Errorf("no folder: %v", err)
+	}
+	_, err := Start(Spec{Path: "/bin/sleep", Args: []string{"sleep", "1"}, Isolated: true, User: &User{UID: rootUser, GID: rootUser}, Root: &Root{Files: []RootFile{{At: "/x", File: opened(t, own+"/secret")}}}})
 	if !errdefs.Is(err, errdefs.Unsupported) || !strings.Contains(err.Error(), own+"/secret is on a file system") {
 		t.Errorf("no mapped users: %v", err)
 	}
 	if got := inRoot(t, &Root{Files: []RootFile{{At: "/x", File: opened(t, own+"/public"), ReadOnly: true}}}, `IFS= read -r line </x; echo "$line"`); got != "content\n" {
 		t.Errorf("a file that everybody may read: %q", got)
+	}
+	if err := os.Chown(own+"/secret", rootUser, rootUser); err != nil {
+		t.Fatal(err)
+	}
+	if got := inRoot(t, &Root{Files: []RootFile{{At: "/x", File: opened(t, own+"/secret")}}}, `IFS= read -r line </x; echo "$line"`); got != "content\n" {
+		t.Errorf("a file of the user's own: %q", got)
 	}
 }

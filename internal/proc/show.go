@@ -3,6 +3,8 @@ package proc
 import (
 	"errors"
 	"fmt"
+	"os"
+	"strconv"
 
 	"golang.org/x/sys/unix"
 
@@ -34,19 +36,22 @@ func (p *Process) Show(f RootFile, user User) error {
 
 // Hide takes away all that Show put at a place. It is no error if there is nothing. A file that the process has opened stays open.
 func (p *Process) Hide(at string) error {
-	err := p.inMounts(func() error {
-		for {
-			if err := unix.Unmount(at, unix.MNT_DETACH|unix.UMOUNT_NOFOLLOW); errors.Is(err, unix.EINVAL) { // nothing is mounted there
-				return nil
-			} else if err != nil {
-				return err
-			}
-		}
-	})
+	err := p.inMounts(func() error { return unmountAll(at) })
 	if err != nil {
 		return fmt.Errorf("hide %s from process %d: %w", at, p.pid, err)
 	}
 	return nil
+}
+
+// unmountAll takes away all mounts at a path.
+func unmountAll(at string) error {
+	for {
+		if err := unix.Unmount(at, unix.MNT_DETACH|unix.UMOUNT_NOFOLLOW); errors.Is(err, unix.EINVAL) { // nothing is mounted there
+			return nil
+		} else if err != nil {
+			return err
+		}
+	}
 }
 
 // inMounts runs f on a thread that sees the files that the process sees.
@@ -66,4 +71,28 @@ func (p *Process) inMounts(f func() error) error {
 		}
 		return f()
 	})
+}
+
+// Folder opens the folder at an absolute path as the process finds it. Nobody else need be able to reach it. No symbolic link is followed.
+// Errors: NotFound if the process has ended or has no such folder.
+func (p *Process) Folder(at string) (*os.File, error) {
+	root, err := unix.Open("/proc/"+strconv.Itoa(p.pid)+"/root", unix.O_PATH|unix.O_DIRECTORY|unix.O_CLOEXEC, 0)
+	if err == nil {
+		defer func() { _ = unix.Close(root) }()
+		if gone := p.Signal(0); gone != nil { // its number may be that of another one now
+			return nil, gone
+		}
+		var fd int
+		fd, err = unix.Openat2(root, at, &unix.OpenHow{
+			Flags: unix.O_PATH | unix.O_DIRECTORY | unix.O_CLOEXEC, Resolve: unix.RESOLVE_IN_ROOT | unix.RESOLVE_NO_SYMLINKS | unix.RESOLVE_NO_MAGICLINKS,
+		})
+		if err == nil {
+			return os.NewFile(uintptr(fd), at), nil
+		}
+	}
+	err = fmt.Errorf("open the folder %s of process %d: %w", at, p.pid, err)
+	if errors.Is(err, unix.ENOENT) || errors.Is(err, unix.ESRCH) {
+		err = errdefs.As(errdefs.NotFound, err)
+	}
+	return nil, err
 }

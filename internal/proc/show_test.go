@@ -29,7 +29,7 @@ func TestShow(t *testing.T) {
 	user := User{UID: rootUser, GID: rootUser}
 	p, err := Start(Spec{
 		Path: "/bin/sh", In: in, Out: out, Isolated: true, User: &user, Root: &Root{Places: []string{"/save/one"}, Devices: []string{"/dev/null"}},
-		Args: []string{"sh", "-c", `while read -r go; do read -r x </save/one; echo "$go: $x"; { echo "written $go" >/save/one; } 2>/dev/null || :; done`},
+		Args: []string{"sh", "-c", `while read -r go; do read -r x </save/one; { echo "written $go" >/save/one; } 2>/dev/null || :; echo "$go: $x"; done`},
 	})
 	_ = out.Close()
 	if errdefs.Is(err, errdefs.Unsupported) {

@@ -39,7 +39,7 @@ type Spec struct {
 	Isolated bool
 
 	// Mapped, if not nil, makes the process root of a user namespace with these ids: it has all capabilities there, and none on the
-	// host. It also gets no_new_privs. User must be nil and Isolated set.
+	// host. It also gets no_new_privs and the filter of system calls that a User gets. User must be nil and Isolated set.
 	Mapped *IDs
 	Mount  *Mount // nil: none; Isolated must be set
 	Root   *Root  // nil: the file system of the host; not with Mapped or Mount
@@ -47,8 +47,8 @@ type Spec struct {
 	SmallPages bool // no transparent huge pages, even if the process asks for them; ignored if Linux has none
 }
 
-// User is an unprivileged identity. A process that gets one also gets no_new_privs and loses every capability, including the
-// bounding set.
+// User is an unprivileged identity. A process that gets one also gets no_new_privs, loses every capability, including the bounding
+// set, cannot set the hardware address of a tap that it holds, and makes system calls of the native architecture only.
 type User struct {
 	UID, GID uint32
 	Groups   []uint32
@@ -196,6 +196,9 @@ func (s Spec) forkHere(attr *syscall.ProcAttr) (int, error) {
 	if s.User != nil || s.Mapped != nil {
 		if err := unix.Prctl(unix.PR_SET_NO_NEW_PRIVS, 1, 0, 0, 0); err != nil {
 			return 0, fmt.Errorf("set no_new_privs: %w", err)
+		}
+		if err := keepAddress(); err != nil {
+			return 0, err
 		}
 	}
 	return syscall.ForkExec(s.Path, s.Args, attr)

@@ -2,6 +2,7 @@ package proc
 
 import (
 	"bytes"
+	"context"
 	"errors"
 	"fmt"
 	"os"
@@ -67,68 +68,115 @@ func Args(pid int) ([]string, error) { return argsIn("/proc/" + strconv.Itoa(pid
 
 // argsIn returns the arguments of the process whose folder in /proc is dir.
 func argsIn(dir string) ([]string, error) {
-	for deadline := time.Now().Add(execTime); ; <-time.After(time.Millisecond) {
-		data, err := os.ReadFile(dir + "/cmdline")
-		if err != nil {
-			return nil, errdefs.NotFoundf("process %s has ended: %w", filepath.Base(dir), err)
-		}
-		if len(data) > 0 {
-			return strings.Split(strings.TrimSuffix(string(data), "\x00"), "\x00"), nil
-		}
-		if _, err := os.Readlink(dir + "/exe"); err != nil || time.Now().After(deadline) { // only a process with memory has a program
-			return nil, nil //nolint:nilerr // a zombie or a kernel thread
+	for deadline := time.Now().Add(execTime); ; <-time.After(execPause) {
+		args, starts, err := argsNow(dir)
+		if err != nil || !starts || time.Now().After(deadline) {
+			return args, err
 		}
 	}
 }
 
-// execTime is more than Linux needs to load a program and write its arguments, on a busy machine too.
-const execTime = 2 * time.Second
+// argsNow is argsIn without the wait. starts says that there are none, and that the process may be one that is just executing its program.
+func argsNow(dir string) (args []string, starts bool, err error) {
+	data, err := os.ReadFile(dir + "/cmdline")
+	if err != nil {
+		return nil, false, errdefs.NotFoundf("process %s has ended: %w", filepath.Base(dir), err)
+	}
+	if len(data) > 0 {
+		return strings.Split(strings.TrimSuffix(string(data), "\x00"), "\x00"), false, nil
+	}
+	_, err = os.Readlink(dir + "/exe")
+	return nil, err == nil, nil // only a process with memory has a program; a zombie or a kernel thread has neither
+}
 
-// Find opens every process whose arguments satisfy match. It reads all of /proc (tens of µs per process), so use it for
-// recovery only, not in normal operation. The caller closes the processes that it gets.
-func Find(match func(pid int, args []string) bool) ([]*Process, error) {
-	dir, err := os.Open("/proc")
+// execTime is more than Linux needs to load a program and write its arguments, on a busy machine too. A process can also take its arguments away
+// for good.
+const execTime, execPause = 2 * time.Second, time.Millisecond
+
+// Find opens every process that candidate accepts and whose arguments satisfy match; candidate nil accepts all. It reads all of /proc (tens of µs
+// per process), so use it for recovery only, not in normal operation. It waits for all processes that have no arguments yet together, as Args does
+// for one, and only for candidates. The caller closes the processes that it gets.
+func Find(ctx context.Context, candidate func(pid int) bool, match func(pid int, args []string) bool) ([]*Process, error) {
+	pids, err := listPIDs()
 	if err != nil {
 		return nil, fmt.Errorf("list processes: %w", err)
+	}
+	check := func(pid int) (ok, starts bool) {
+		if candidate != nil && !candidate(pid) {
+			return false, false
+		}
+		args, starts, err := argsNow("/proc/" + strconv.Itoa(pid))
+		return err == nil && len(args) > 0 && match(pid, args), starts
+	}
+	within, cancel := context.WithTimeout(ctx, execTime)
+	defer cancel()
+	var found []*Process
+	for {
+		pids = slices.DeleteFunc(pids, func(pid int) bool {
+			p, starts := openIf(pid, check)
+			if p != nil {
+				found = append(found, p)
+			}
+			return !starts
+		})
+		if len(pids) == 0 {
+			return found, nil
+		}
+		select {
+		case <-time.After(execPause):
+			continue
+		case <-within.Done():
+		}
+		if err := ctx.Err(); err != nil {
+			for _, p := range found {
+				_ = p.Close()
+			}
+			return nil, fmt.Errorf("look for processes: %w", err)
+		}
+		return found, nil
+	}
+}
+
+// listPIDs returns the pids of all processes.
+func listPIDs() ([]int, error) {
+	dir, err := os.Open("/proc")
+	if err != nil {
+		return nil, err
 	}
 	defer dir.Close()
 	names, err := dir.Readdirnames(-1)
 	if err != nil {
-		return nil, fmt.Errorf("list processes: %w", err)
+		return nil, err
 	}
-	var found []*Process
+	var pids []int
 	for _, name := range names {
-		pid, err := strconv.Atoi(name)
-		if err != nil {
-			continue
-		}
-		if p := openIf(pid, match); p != nil {
-			found = append(found, p)
+		if pid, err := strconv.Atoi(name); err == nil {
+			pids = append(pids, pid)
 		}
 	}
-	return found, nil
+	return pids, nil
 }
 
-// openIf checks the arguments before it opens the process, because most processes are foreign. It checks them again through the
-// open one.
-func openIf(pid int, match func(int, []string) bool) *Process {
-	args, err := Args(pid)
-	if err != nil || len(args) == 0 || !match(pid, args) {
-		return nil
+// openIf checks a process before it opens it, because most processes are foreign. It checks it again through the open one. It does not wait
+// for a process that starts.
+func openIf(pid int, check func(pid int) (ok, starts bool)) (found *Process, starts bool) {
+	ok, starts := check(pid)
+	if !ok {
+		return nil, starts
 	}
-	start, err := StartTime(pid)
+	fd, err := pidfdOpen(pid)
 	if err != nil {
-		return nil
+		return nil, false
 	}
-	p, err := Open(pid, start, args[0])
-	if err != nil {
-		return nil
+	p := newProcess(pid, 0, fd)
+	if p.start, err = StartTime(pid); err == nil {
+		ok, starts = check(pid)
 	}
-	if again, err := Args(pid); err != nil || !match(pid, again) {
+	if err != nil || !ok || p.Signal(0) != nil { // the values just read may belong to another process that has the pid now
 		_ = p.Close()
-		return nil
+		return nil, starts
 	}
-	return p
+	return p, false
 }
 
 // InCgroup opens every process in the cgroup folder dir, whatever it runs, except the caller; none if the folder does not exist. It also

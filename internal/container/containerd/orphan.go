@@ -32,7 +32,14 @@ const (
 // ever; or it would find the old folder of the task, which containerd otherwise removes only at its start.
 // Preconditions: containerd has no task of the container, and the caller has the lock of the container.
 func (r *Runtime) endOrphans(ctx context.Context, id string) error {
-	shims, err := proc.Find(func(_ int, args []string) bool { return r.shim(args) })
+	argsOf := map[int][]string{}
+	shims, err := proc.Find(ctx, nil, func(pid int, args []string) bool {
+		if !r.shim(args) {
+			return false
+		}
+		argsOf[pid] = args
+		return true
+	})
 	if err != nil {
 		return fmt.Errorf("look for shims of container %s: %w", id, err)
 	}
@@ -43,11 +50,10 @@ func (r *Runtime) endOrphans(ctx context.Context, id string) error {
 	}()
 	bundle, own := "", 0
 	for _, p := range shims {
-		args, _ := proc.Args(p.PID())
 		if cwd, err := os.Readlink(filepath.Join("/proc", strconv.Itoa(p.PID()), "cwd")); err == nil && filepath.Base(filepath.Dir(cwd)) == r.cfg.Namespace {
 			bundle = filepath.Join(filepath.Dir(cwd), id) // that of each shim is in the same folder
 		}
-		if slices.Contains(args, id) {
+		if slices.Contains(argsOf[p.PID()], id) {
 			own++
 		}
 	}
@@ -57,7 +63,7 @@ func (r *Runtime) endOrphans(ctx context.Context, id string) error {
 	within, cancel := context.WithTimeout(ctx, leaving)
 	defer cancel()
 	for _, p := range shims {
-		if args, _ := proc.Args(p.PID()); !slices.Contains(args, id) {
+		if !slices.Contains(argsOf[p.PID()], id) {
 			continue
 		}
 		select { // containerd may be about to end it
@@ -80,8 +86,7 @@ func (r *Runtime) shim(args []string) bool {
 		}
 		return ""
 	}
-	return len(args) > 0 && filepath.Base(args[0]) == shimProgram && // a process that has just ended has none
-		value("-namespace") == r.cfg.Namespace && value("-address") == r.cfg.Socket
+	return filepath.Base(args[0]) == shimProgram && value("-namespace") == r.cfg.Namespace && value("-address") == r.cfg.Socket
 }
 
 // removeBundle removes the folder of a task, its mounts, its cgroup and runc's state, after containerd had time to do that.

@@ -9,7 +9,6 @@ import (
 	"context"
 	"fmt"
 	"log/slog"
-	"net"
 	"os"
 	"path/filepath"
 	"runtime"
@@ -46,9 +45,11 @@ type Config struct {
 	UIDCount   uint32        // number of user ids
 	Users      *jail.Users   // the same user ids, shared with other drivers; nil: of this driver alone
 	Cgroup     string        // folder in the cgroup v2 tree that holds one folder per VM
+	Folder     string        // of the files of VMs: where its file system cannot give them to processes, the driver is not available; "": it does not look
 	LogLimit   int64         // bytes of console log, and of each other log, kept per VM
 	Templates  int64         // bytes of memory for saved guests from which no VM runs; default: a quarter of the host's
-	LaunchTime time.Duration // time limit for a new process to answer; after it the launch fails
+	LaunchTime time.Duration // time limit for a new process to start its VM; after it the launch fails. Huge pages, which it clears before, have a second more per GiB
+	AnswerTime time.Duration // time limit for an answer that costs the process no time; after it the call fails
 }
 
 func (c Config) withDefaults() Config {
@@ -58,9 +59,10 @@ func (c Config) withDefaults() Config {
 	set(&c.Cgroup, DefaultCgroup)
 	set(&c.LogLimit, DefaultLogLimit)
 	set(&c.LaunchTime, DefaultLaunchTime)
+	set(&c.AnswerTime, jail.DefaultAnswerTime)
 	set(&c.Templates, savedmemory.HostBytes()/4)
 	if c.Firmware == nil {
-		c.Firmware = []string{"/usr/share/cloud-hypervisor/CLOUDHV.fd", "/usr/share/cloud-hypervisor/hypervisor-fw"}
+		c.Firmware = []string{"/usr/share/cloud-hypervisor/CLOUDHV.fd", "/usr/share/cloudhv-efi-x86-64/CLOUDHV.fd", "/usr/share/cloud-hypervisor/hypervisor-fw"}
 	}
 	return c
 }
@@ -78,6 +80,7 @@ type Driver struct {
 	log    *slog.Logger
 	jail   *jail.Jail
 	memory *savedmemory.Cache
+	giving *jail.Giving
 
 	version jail.Program[string]
 }
@@ -98,22 +101,22 @@ var (
 // New returns a driver. It touches nothing; Probe reports whether it can work here.
 func New(cfg Config, log *slog.Logger) (*Driver, error) {
 	cfg = cfg.withDefaults()
-	if cfg.LaunchTime < 0 {
-		return nil, errdefs.Invalidf("configuration of the driver of Cloud Hypervisor: the time for a launch must be positive")
+	if cfg.LaunchTime < 0 || cfg.AnswerTime < 0 {
+		return nil, errdefs.Invalidf("configuration of the driver of Cloud Hypervisor: the times for a launch and an answer must be positive")
 	}
 	for _, path := range cfg.Firmware {
 		if !filepath.IsAbs(path) {
 			return nil, errdefs.Invalidf("configuration of the driver of Cloud Hypervisor: the path %q of a firmware is not absolute", path)
 		}
 	}
-	d := &Driver{cfg: cfg, log: log.With("component", Name), memory: savedmemory.NewCache(cfg.Templates)}
+	d := &Driver{cfg: cfg, log: log.With("component", Name), memory: savedmemory.NewCache(cfg.Templates), giving: &jail.Giving{Folder: cfg.Folder}}
 	users, err := cfg.Users, error(nil)
 	if users == nil {
 		users, err = jail.NewUsers(cfg.UIDBase, cfg.UIDCount)
 	}
 	if err == nil {
 		d.jail, err = jail.New(jail.Config{
-			Users: users, Cgroup: cfg.Cgroup, LogLimit: cfg.LogLimit, Logs: []string{jail.ConsoleLog, programLog, eventLog}, Sockets: []string{apiSocket}, Private: privateDir, Mark: markOf,
+			Users: users, Cgroup: cfg.Cgroup, LogLimit: cfg.LogLimit, Logs: []string{jail.ConsoleLog, programLog, eventLog}, Sockets: []string{apiSocket}, Mark: markOf,
 		}, d.log)
 	}
 	if err != nil {
@@ -171,6 +174,9 @@ func machineOf(version string) vm.Machine {
 func (d *Driver) Probe(ctx context.Context) (hypervisor.Info, error) {
 	p, err := d.program(ctx)
 	if err != nil {
+		return hypervisor.Info{}, err
+	}
+	if err := d.giving.Check("Cloud Hypervisor"); err != nil {
 		return hypervisor.Info{}, err
 	}
 	if problem := jail.ReadKVM().Problem(); problem != "" {
@@ -255,13 +261,12 @@ func (d *Driver) Adopt(ctx context.Context, raw hypervisor.Handle) (hypervisor.I
 	if err != nil {
 		return nil, err
 	}
-	p, err := d.jail.Open(h.Handle, marker(h.UUID), func() (net.Conn, error) { return jail.Dial(ctx, h.Dir, apiSocket) }, nil)
+	p, err := d.jail.Open(h.Handle, marker(h.UUID), func() bool { return jail.Listens(ctx, h.Dir, apiSocket) }, nil)
 	if err != nil {
 		return nil, err
 	}
 	i := newInstance(d, h, raw, p)
-	text, err := os.ReadFile(filepath.Join(h.Dir, eventLog))
-	i.unbooted = err == nil && lifeOf(text) == lifeUnknown
+	i.recall()
 	i.Supervise(ctx, i.supervise)
 	return i, nil
 }

@@ -14,23 +14,26 @@ import (
 
 // Names of the files in Plan.Dir.
 const (
-	apiSocket  = "api.sock"
-	programLog = "cloud-hypervisor.log"
-	eventLog   = "events.json"
+	apiSocket   = "api.sock"
+	programLog  = "cloud-hypervisor.log"
+	eventLog    = "events.json"
+	restoreFile = "restore.json" // what the process is, until it has resumed
+)
 
-	privateDir  = "private" // the only folder that the process can write to
+// Names of what is in rootPrivate.
+const (
 	agentSocket = "agent.sock"
 	kernelLink  = "kernel"
-	restoreFile = "restore.json" // what the process is, until it has resumed
 )
 
 // Paths in the root of the process.
 const (
-	rootPrivate  = "/run"
+	rootPrivate  = "/run" // the folder of its sockets; the process can write to it
 	rootKernel   = "/boot/kernel"
 	rootInitrd   = "/boot/initrd"
 	rootFirmware = "/boot/firmware"
 	rootDisks    = "/disks"
+	rootPlugged  = "/plugged" // of disks with a port
 
 	rootSave     = "/save"               // place of the folder to which it saves
 	rootRestore  = "/restore"            // from which it resumes
@@ -39,7 +42,7 @@ const (
 )
 
 const (
-	maxDisks   = 24 // with 4 interfaces and the other devices, the 31 places of its bus
+	maxDisks   = 24 // with 4 interfaces and the other devices, the 31 places of its bus; plugged ones count
 	maxNICs    = 4
 	maxSerial  = 20
 	guestCID   = 3 // of the guest's virtio socket; each process has addresses of its own
@@ -154,6 +157,10 @@ type restoredNet struct {
 	FDs int    `json:"num_fds"`
 }
 
+type removedDevice struct {
+	ID string `json:"id"`
+}
+
 type saveConfig struct {
 	Destination string `json:"destination_url"`
 }
@@ -200,11 +207,19 @@ func build(p hypervisor.Plan, firmware, memory string) (setup, error) {
 		}
 	}
 	s.boot(p, firmware)
-	for n, d := range p.Disks {
-		s.disk(n, d, min(p.CPUs, 4), p.DiskRate)
+	fixed := 0
+	for _, d := range p.Disks {
+		id, at := diskID(fixed), diskPath(fixed)
+		if d.Port != 0 {
+			id, at = plugID(d), plugPath(d.Port)
+		} else {
+			fixed++
+		}
+		s.VM.Disks = append(s.VM.Disks, diskOf(id, at, d, queuesOf(p), p.DiskRate))
+		s.place(jail.RootedFile{At: at, Path: d.Path, Root: d.Root, ReadOnly: d.ReadOnly})
 	}
 	for n, nic := range p.NICs {
-		s.NICs = append(s.NICs, netConfig{ID: "net" + strconv.Itoa(vm.PlaceOf(p.NICs, n)), MAC: nic.MAC, Queues: 2, Size: queueSize})
+		s.NICs = append(s.NICs, netOf(vm.PlaceOf(p.NICs, n), nic.MAC))
 	}
 	if p.Incoming != nil {
 		s.resume(p, memory)
@@ -212,7 +227,10 @@ func build(p hypervisor.Plan, firmware, memory string) (setup, error) {
 	return *s, nil
 }
 
+// diskID is the name of the disk with the number n of those without a port.
 func diskID(n int) string { return "disk" + strconv.Itoa(n) }
+
+func nicID(place int) string { return "net" + strconv.Itoa(place) }
 
 func diskPath(n int) string { return filepath.Join(rootDisks, strconv.Itoa(n)) }
 
@@ -252,11 +270,15 @@ func (s *setup) boot(p hypervisor.Plan, firmware string) {
 	}
 }
 
-// disk adds the disk with the number n.
-func (s *setup) disk(n int, d vm.Disk, queues int, rate vm.DiskRate) {
-	at := diskPath(n)
-	s.VM.Disks = append(s.VM.Disks, diskConfig{ID: diskID(n), Path: at, ReadOnly: d.ReadOnly, Serial: d.Serial, Type: "Raw", Queues: queues, Size: queueSize, Limit: limiter(rate)})
-	s.place(jail.RootedFile{At: at, Path: d.Path, Root: d.Root, ReadOnly: d.ReadOnly})
+func diskOf(id, at string, d vm.Disk, queues int, rate vm.DiskRate) diskConfig {
+	return diskConfig{ID: id, Path: at, ReadOnly: d.ReadOnly, Serial: d.Serial, Type: "Raw", Queues: queues, Size: queueSize, Limit: limiter(rate)}
+}
+
+// queuesOf returns how many queues each disk of p has.
+func queuesOf(p hypervisor.Plan) int { return min(p.CPUs, 4) }
+
+func netOf(place int, mac string) netConfig {
+	return netConfig{ID: nicID(place), MAC: mac, Queues: 2, Size: queueSize}
 }
 
 // check refuses what Cloud Hypervisor, or this driver, cannot do.
@@ -269,17 +291,17 @@ func check(p hypervisor.Plan, firmware string) error {
 	case p.Memory < 1<<20:
 		return errdefs.Invalidf("VM %s: %d bytes of memory are less than 1 MiB", p.Name, p.Memory)
 	case p.Memory%(1<<20) != 0:
-		return errdefs.Unsupportedf("VM %s: %d bytes of memory are no multiple of 1 MiB, which this driver needs", p.Name, p.Memory)
+		return errdefs.Unsupportedf("VM %s: %d bytes of memory are no multiple of 1 MiB, which Cloud Hypervisor needs; ask for one, or run the VM with the driver qemu", p.Name, p.Memory)
 	case p.Huge > 0 && p.Memory%int64(p.Huge) != 0:
 		return errdefs.Invalidf("VM %s: %d bytes of memory are no multiple of a huge page of %s", p.Name, p.Memory, p.Huge)
 	case p.Incoming != nil && p.Paused:
 		return errdefs.Invalidf("VM %s resumes from saved state, so it cannot start paused", p.Name)
 	case p.Incoming != nil && p.Incoming.Feed != "":
-		return errdefs.Unsupportedf("VM %s: Cloud Hypervisor resumes a guest only when all of its memory is here", p.Name)
+		return errdefs.Unsupportedf("VM %s: Cloud Hypervisor resumes a guest only when all of its memory is here; clone it when its snapshot has been pulled", p.Name)
 	case len(p.Disks) > maxDisks:
-		return errdefs.Invalidf("VM %s has %d disks; Cloud Hypervisor can have %d of ours", p.Name, len(p.Disks), maxDisks)
+		return errdefs.Unsupportedf("VM %s has %d disks; Cloud Hypervisor can have %d of ours; run the VM with the driver qemu", p.Name, len(p.Disks), maxDisks)
 	case len(p.NICs) > maxNICs:
-		return errdefs.Invalidf("VM %s has %d network interfaces; Cloud Hypervisor can have %d of ours", p.Name, len(p.NICs), maxNICs)
+		return errdefs.Unsupportedf("VM %s has %d network interfaces; Cloud Hypervisor can have %d of ours; run the VM with the driver qemu", p.Name, len(p.NICs), maxNICs)
 	}
 	if what := lacks(p); what != "" {
 		return errdefs.Unsupportedf("VM %s: Cloud Hypervisor has no %s; run the VM with the driver qemu", p.Name, what)
@@ -290,10 +312,27 @@ func check(p hypervisor.Plan, firmware string) error {
 	if err := p.Topology.Validate(p.CPUs); err != nil {
 		return fmt.Errorf("VM %s: %w", p.Name, err)
 	}
+	return checkPlaces(p)
+}
+
+// checkPlaces checks each disk, and that no two disks or interfaces have the same place.
+func checkPlaces(p hypervisor.Plan) error {
+	ports, places := map[int]bool{}, map[int]bool{}
 	for _, d := range p.Disks {
 		if err := checkDisk(p.Name, d); err != nil {
 			return err
 		}
+		if d.Port != 0 && ports[d.Port] {
+			return errdefs.Invalidf("VM %s: two disks have the port %d", p.Name, d.Port)
+		}
+		ports[d.Port] = true
+	}
+	for n := range p.NICs {
+		place := vm.PlaceOf(p.NICs, n)
+		if place < 0 || places[place] {
+			return errdefs.Invalidf("VM %s: interface %d has the invalid place %d", p.Name, n, place)
+		}
+		places[place] = true
 	}
 	return nil
 }
@@ -322,7 +361,6 @@ func lacks(p hypervisor.Plan) string {
 		{len(p.Devices) > 0, "disks on other buses than virtio"},
 		{slices.ContainsFunc(p.Models, func(m vm.NICModel) bool { return m != "" && m != vm.NICVirtio }), "network interfaces that are not virtio"},
 		{slices.ContainsFunc(p.NICs, func(n vm.NIC) bool { return n.LinkDown }), "network interfaces without a carrier"},
-		{slices.ContainsFunc(p.Disks, func(d vm.Disk) bool { return d.Port != 0 }), "disks that are plugged with this driver"},
 		{p.SMBIOS != nil && p.SMBIOS.Chassis != (vm.Chassis{}), "description of a chassis"},
 	} {
 		if l.asked {
@@ -340,6 +378,8 @@ func checkDisk(name string, d vm.Disk) error {
 		return errdefs.Unsupportedf("VM %s: disk %s is a qcow2, and the driver of Cloud Hypervisor has raw disks only; run the VM with the driver qemu", name, d.Path)
 	case len(d.Serial) > maxSerial:
 		return errdefs.Invalidf("VM %s: disk serial %q is longer than %d bytes", name, d.Serial, maxSerial)
+	case d.Port < 0 || d.Port > vm.MaxPort || d.Port > 0 && d.Serial == "":
+		return errdefs.Invalidf("VM %s: disk %s with the serial %q has the invalid port %d", name, d.Path, d.Serial, d.Port)
 	}
 	return nil
 }

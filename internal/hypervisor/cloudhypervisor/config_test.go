@@ -51,7 +51,16 @@ func TestGolden(t *testing.T) {
 	limited, resumedLimited := ociPlan(), ociPlan()
 	limited.DiskRate = vm.DiskRate{Bytes: 100 << 20}
 	resumedLimited.DiskRate, resumedLimited.Incoming = vm.DiskRate{Bytes: 8 << 20, Ops: 500}, resumed.Incoming
-	for name, p := range map[string]hypervisor.Plan{"oci": ociPlan(), "disk": diskPlan(), "huge-pages": huge, "sockets": sockets, "resumed": resumed, "alone": alone, "limited": limited, "resumed-limited": resumedLimited} {
+	plugged, resumedPlugged := limited, resumed
+	plugged.Disks = []vm.Disk{ // in the order in which the VM got them
+		limited.Disks[0],
+		{Path: "/var/lib/cocoon/volumes/a.raw", Format: vm.DiskRaw, Serial: "vol-a", Role: vm.RoleVolume, Port: 7},
+		limited.Disks[1],
+		{Path: "/dev/vg/b", Device: true, Format: vm.DiskRaw, ReadOnly: true, Serial: "vol-b", Role: vm.RoleVolume, Port: 1},
+	}
+	resumedPlugged.Disks = plugged.Disks
+	resumedPlugged.NICs, resumedPlugged.BootNICs = []vm.NIC{resumed.NICs[0], {Tap: "tap5", MAC: "02:00:00:00:00:05", Place: 5}}, 2
+	for name, p := range map[string]hypervisor.Plan{"plugged": plugged, "resumed-plugged": resumedPlugged, "oci": ociPlan(), "disk": diskPlan(), "huge-pages": huge, "sockets": sockets, "resumed": resumed, "alone": alone, "limited": limited, "resumed-limited": resumedLimited} {
 		t.Run(name, func(t *testing.T) {
 			s, err := build(p, "/usr/share/CLOUDHV.fd", "/proc/self/fd/6")
 			if err != nil {
@@ -111,13 +120,19 @@ func TestRefused(t *testing.T) {
 		"other buses":       func(p *hypervisor.Plan) { p.Devices = map[string]vm.DiskDevice{"a": {}} },
 		"not virtio":        func(p *hypervisor.Plan) { p.Models = []vm.NICModel{vm.NICE1000} },
 		"carrier":           func(p *hypervisor.Plan) { p.NICs[0].LinkDown = true },
-		"plugged":           func(p *hypervisor.Plan) { p.Disks[0].Port = 1 },
 		"chassis":           func(p *hypervisor.Plan) { p.SMBIOS = &vm.SMBIOS{Chassis: vm.Chassis{Serial: "x"}} },
 		"boots by firmware": func(p *hypervisor.Plan) { p.Boot = vm.Boot{} },
+		"can have 24":       func(p *hypervisor.Plan) { p.Disks = make([]vm.Disk, maxDisks+1) },
+		"can have 4":        func(p *hypervisor.Plan) { p.NICs = make([]vm.NIC, maxNICs+1) },
+		"all of its memory": func(p *hypervisor.Plan) { p.Incoming = &hypervisor.Incoming{Feed: "/feed"} },
 	} {
 		p := ociPlan()
 		change(&p)
-		if _, err := build(p, "", ""); !errdefs.Is(err, errdefs.Unsupported) || !strings.Contains(err.Error(), names) {
+		_, err := build(p, "", "")
+		if !errdefs.Is(err, errdefs.Unsupported) || !strings.Contains(err.Error(), names) || !strings.HasSuffix(err.Error(), "run the VM with the driver qemu") && p.Incoming == nil {
+			t.Errorf("%s: %v", names, err)
+		}
+		if p.Incoming != nil && p.Incoming.Feed != "" && !strings.Contains(err.Error(), "; clone it when") {
 			t.Errorf("%s: %v", names, err)
 		}
 	}
@@ -126,9 +141,11 @@ func TestRefused(t *testing.T) {
 		"no CPUs":      func(p *hypervisor.Plan) { p.CPUs = 0 },
 		"no memory":    func(p *hypervisor.Plan) { p.Memory = 5 },
 		"odd memory":   func(p *hypervisor.Plan) { p.Huge = vm.HugePages1G },
-		"many disks":   func(p *hypervisor.Plan) { p.Disks = make([]vm.Disk, maxDisks+1) },
-		"many NICs":    func(p *hypervisor.Plan) { p.NICs = make([]vm.NIC, maxNICs+1) },
 		"nothing":      func(p *hypervisor.Plan) { p.Boot, p.Disks = vm.Boot{}, nil },
+		"equal ports":  func(p *hypervisor.Plan) { p.Disks[0].Port, p.Disks[1].Port = 1, 1 },
+		"high port":    func(p *hypervisor.Plan) { p.Disks[0].Port = vm.MaxPort + 1 },
+		"no serial":    func(p *hypervisor.Plan) { p.Disks[0].Port, p.Disks[0].Serial = 1, "" },
+		"equal places": func(p *hypervisor.Plan) { p.NICs = append(p.NICs, vm.NIC{}, vm.NIC{Place: 1}) },
 		"long serial":  func(p *hypervisor.Plan) { p.Disks[0].Serial = strings.Repeat("x", 21) },
 		"odd format":   func(p *hypervisor.Plan) { p.Disks[0].Format = "vhd" },
 		"paused saved": func(p *hypervisor.Plan) { p.Paused, p.Incoming = true, &hypervisor.Incoming{} },
@@ -205,7 +222,10 @@ func TestLifeOf(t *testing.T) {
 		events + eventOf("shutdown") + `{"source": "vm"`:  lifeEnded,
 		events + "\n}\n\n" + eventOf("shutdown"):          lifeEnded,
 		events + eventOf("shutdown") + eventOf("booting"): lifeRunning,
-		strings.ReplaceAll(events, `"vm"`, `"virtio"`):    lifeUnknown,
+
+		eventOf("device-removed"): lifeRunning, events + eventOf("rebooting") + eventOf("device-removed"): lifeResetting,
+		strings.ReplaceAll(eventOf("activated"), `"vm"`, `"virtio-device"`): lifeRunning,
+		strings.ReplaceAll(events, `"vm"`, `"virtio"`):                      lifeUnknown,
 	} {
 		if got := lifeOf([]byte(text)); got != want {
 			t.Errorf("%q: %d, want %d", text, got, want)

@@ -17,24 +17,27 @@ import (
 	"cocoonstack.io/cocoon/internal/vm"
 )
 
-// TestFirmware boots the demo disk by rust-hypervisor-firmware. Its system obeys the power button.
+// TestFirmware boots the demo disk by each firmware. Its system obeys the power button.
 func TestFirmware(t *testing.T) {
 	a := needGuest(t)
-	need.Hypervisor(t, testFirmware)
-	d := testDriver(t)
-	p := a.Firmware(t)
-	i, err := d.Launch(t.Context(), p)
-	if err != nil {
-		text, _ := os.ReadFile(filepath.Join(p.Dir, programLog))
-		t.Fatalf("%v\n%s", err, text)
-	}
-	defer func() { _ = i.Kill(t.Context()) }()
-	testguest.Booted()(t, i)
-	if err := i.Shutdown(t.Context()); err != nil {
-		t.Fatal(err)
-	}
-	if e, err := i.Wait(t.Context()); err != nil || !e.GuestShutdown {
-		t.Errorf("%+v, %v", e, err)
+	for _, firmware := range []string{testFirmware, edk2Firmware} {
+		t.Run(firmware, func(t *testing.T) {
+			d := driverWith(t, need.Hypervisor(t, firmware))
+			p := a.Firmware(t)
+			i, err := d.Launch(t.Context(), p)
+			if err != nil {
+				text, _ := os.ReadFile(filepath.Join(p.Dir, programLog))
+				t.Fatalf("%v\n%s", err, text)
+			}
+			defer func() { _ = i.Kill(t.Context()) }()
+			testguest.Booted()(t, i)
+			if err := i.Shutdown(t.Context()); err != nil {
+				t.Fatal(err)
+			}
+			if e, err := i.Wait(t.Context()); err != nil || !e.GuestShutdown {
+				t.Errorf("%+v, %v", e, err)
+			}
+		})
 	}
 }
 

@@ -7,6 +7,7 @@ import (
 
 	"cocoonstack.io/cocoon/internal/hypervisor"
 	"cocoonstack.io/cocoon/internal/hypervisor/jail"
+	"cocoonstack.io/cocoon/internal/vm"
 )
 
 // handleVersion increases when an older driver cannot adopt what a newer one started.
@@ -21,8 +22,11 @@ type handle struct {
 	Huge    bool         `json:"huge,omitempty"`    // it consists of huge pages
 	Resets  bool         `json:"resets,omitempty"`  // a reset starts the guest again
 	Agent   bool         `json:"agent,omitempty"`   // it has a channel for its agent
-	Disks   []jail.Drive `json:"disks,omitempty"`
-	Links   []carrier    `json:"links,omitempty"`
+	Disks   []jail.Drive `json:"disks,omitempty"`   // without those that have a port
+	Links   []carrier    `json:"links,omitempty"`   // of the launch
+
+	Queues   int         `json:"queues,omitempty"` // of each disk; 0: an earlier release has started it, and nothing can be plugged
+	DiskRate vm.DiskRate `json:"diskRate,omitzero"`
 }
 
 func decodeHandle(b hypervisor.Handle) (h handle, err error) {

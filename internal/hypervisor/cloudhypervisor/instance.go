@@ -23,6 +23,8 @@ type instance struct {
 	d     *Driver
 	h     handle
 	guest jail.Channel
+	turn  chan struct{} // has room for one who changes the devices of the guest
+	boots chan struct{} // has room for one who lets the guest begin
 
 	mu       sync.Mutex
 	unbooted bool      // the guest has not begun: it was launched paused
@@ -35,18 +37,26 @@ var (
 	_ hypervisor.Instance      = (*instance)(nil)
 	_ hypervisor.ConsoleOpener = (*instance)(nil)
 	_ hypervisor.DiskGrower    = (*instance)(nil)
+	_ hypervisor.DiskPlugger   = (*instance)(nil)
 	_ hypervisor.GuestDialer   = (*instance)(nil)
-	_ hypervisor.Linker        = (*instance)(nil)
+	_ hypervisor.LinkOpener    = (*instance)(nil)
+	_ hypervisor.NICPlugger    = (*instance)(nil)
 	_ hypervisor.Pauser        = (*instance)(nil)
 	_ hypervisor.Resetter      = (*instance)(nil)
 	_ hypervisor.Snapshotter   = (*instance)(nil)
 )
 
 func newInstance(d *Driver, h handle, raw hypervisor.Handle, p *proc.Process) *instance {
-	return &instance{Life: d.jail.NewLife(h.Handle, raw, p), d: d, h: h}
+	return &instance{Life: d.jail.NewLife(h.Handle, raw, p), d: d, h: h, turn: make(chan struct{}, 1), boots: make(chan struct{}, 1)}
 }
 
+// call sends a request that costs the process no time.
 func (i *instance) call(ctx context.Context, verb, method string, body, answer any, files ...*os.File) error {
+	return jail.Answered(ctx, i.d.cfg.AnswerTime, func(ctx context.Context) error { return i.callLong(ctx, verb, method, body, answer, files...) })
+}
+
+// callLong is call for what may take the process any time.
+func (i *instance) callLong(ctx context.Context, verb, method string, body, answer any, files ...*os.File) error {
 	if err := i.Alive(); err != nil {
 		return err
 	}
@@ -91,15 +101,37 @@ func (i *instance) State(ctx context.Context) (hypervisor.RunState, error) {
 	return hypervisor.Paused, nil
 }
 
-// start begins the guest.
+// bootTime is how long the program may take to make a machine with that much memory.
+func (d *Driver) bootTime(memory int64, huge bool) time.Duration {
+	if huge {
+		return d.cfg.LaunchTime + time.Duration(memory>>30)*time.Second
+	}
+	return d.cfg.LaunchTime
+}
+
+// start begins the guest. It may have begun already, by a request whose answer nobody heard.
 func (i *instance) start(ctx context.Context) error {
-	if err := i.call(ctx, "PUT", "vm.boot", nil, nil); err != nil {
-		return err
+	boot := func(ctx context.Context) error { return i.callLong(ctx, "PUT", "vm.boot", nil, nil) }
+	if err := jail.Answered(ctx, i.d.bootTime(i.h.Memory, i.h.Huge), boot); err != nil {
+		if s, lost := i.state(ctx); lost != nil || s == stateCreated {
+			return err
+		}
 	}
 	if i.h.Resets {
 		return nil
 	}
-	return unlinkKernel(i.h.Dir)
+	return unlinkKernel(i.Proc)
+}
+
+// recall finds out whether the guest has begun. An earlier daemon may have been killed before it took its kernel away.
+func (i *instance) recall() {
+	text, err := os.ReadFile(filepath.Join(i.h.Dir, eventLog))
+	if i.unbooted = err == nil && lifeOf(text) == lifeUnknown; i.unbooted || i.h.Resets {
+		return
+	}
+	if err := unlinkKernel(i.Proc); err != nil {
+		i.d.log.Warn("guest would start again when it resets", "vm", i.h.ID, "err", err)
+	}
 }
 
 // Shutdown implements hypervisor.Instance.
@@ -125,8 +157,8 @@ func (i *instance) Pause(ctx context.Context) error {
 
 // Resume implements hypervisor.Pauser.
 func (i *instance) Resume(ctx context.Context) error {
-	if i.notBegun() {
-		return i.Named(i.begin(ctx))
+	if err := i.begin(ctx); err != nil {
+		return i.Named(err)
 	}
 	s, err := i.State(ctx)
 	if err != nil || s != hypervisor.Paused {
@@ -137,16 +169,23 @@ func (i *instance) Resume(ctx context.Context) error {
 
 // begin starts a guest that was launched paused.
 func (i *instance) begin(ctx context.Context) error {
-	i.mu.Lock()
-	defer i.mu.Unlock()
-	if !i.unbooted {
+	select {
+	case i.boots <- struct{}{}:
+		defer func() { <-i.boots }()
+	case <-ctx.Done():
+		return ctx.Err()
+	}
+	if !i.notBegun() {
 		return nil
 	}
 	if err := i.start(ctx); err != nil {
 		return err
 	}
+	i.mu.Lock()
 	i.unbooted = false
-	if !i.pressed {
+	pressed := i.pressed
+	i.mu.Unlock()
+	if !pressed {
 		return nil
 	}
 	return i.call(ctx, "PUT", "vm.power-button", nil, nil)
@@ -182,25 +221,6 @@ func (i *instance) ResetOnPoweroff(_ context.Context, until time.Time) error {
 	return nil
 }
 
-// GrowDisk implements hypervisor.DiskGrower. A guest that does not run yet finds its disks as they are then.
-func (i *instance) GrowDisk(ctx context.Context, serial string, size int64) error {
-	n, err := i.ToGrow(i.h.Disks, diskPath, serial, size)
-	if err != nil || i.notBegun() {
-		return err
-	}
-	s, err := i.state(ctx)
-	if err == nil && s != stateRunning {
-		err = errdefs.Unavailablef("it does not run, and Cloud Hypervisor tells only a guest that runs; resume it first")
-	}
-	if err == nil {
-		err = i.call(ctx, "PUT", "vm.resize-disk", diskSize{diskID(n), size}, nil)
-	}
-	if err != nil {
-		return fmt.Errorf("grow disk %s of VM %s: %w", serial, i.h.ID, err)
-	}
-	return nil
-}
-
 // OpenConsole implements hypervisor.ConsoleOpener.
 func (i *instance) OpenConsole(context.Context) (io.ReadWriteCloser, error) {
 	return i.TakeConsole(func() (io.ReadWriteCloser, error) { return jail.OpenConsole(i.Proc, fdConsole, i.ConsoleLog()) })
@@ -211,7 +231,7 @@ func (i *instance) DialGuest(ctx context.Context) (net.Conn, error) {
 	if !i.h.Agent {
 		return nil, errdefs.Preconditionf("VM %s has no channel for an agent", i.h.ID)
 	}
-	conn, err := i.guest.Dial(ctx, i.Proc, func(ctx context.Context) (net.Conn, error) { return dialAgent(ctx, i.h) })
+	conn, err := i.guest.Dial(ctx, i.Proc, i.dialAgent)
 	return conn, i.Named(err)
 }
 

@@ -101,11 +101,11 @@ func (l *launch) openFiles(ctx context.Context) (err error) {
 	if err := l.Dir.Remove(jail.EndFile, eventLog, restoreFile); err != nil {
 		return err
 	}
-	if err := l.OpenRoot(privateDir, rootPrivate); err != nil {
+	if err := l.OpenRoot(rootPrivate); err != nil {
 		return err
 	}
 	if l.Plan.Boot.Direct() && l.Plan.Incoming == nil {
-		if err := os.Symlink(rootKernel, filepath.Join(l.Plan.Dir, privateDir, kernelLink)); err != nil {
+		if err := unix.Symlinkat(rootKernel, int(l.Root[0].File.Fd()), kernelLink); err != nil {
 			return fmt.Errorf("place the kernel: %w", err)
 		}
 	}
@@ -187,7 +187,8 @@ func arguments(id vm.ID) []string {
 // boot tells the process what its VM is. On return the guest's CPUs run, unless the plan says that the guest starts paused.
 func (l *launch) boot(ctx context.Context) error {
 	h := handle{
-		Handle: l.Handle(Name, handleVersion), Program: l.program.version, Memory: l.Plan.Memory, Huge: l.Plan.Huge > 0, Resets: !l.Plan.Boot.Direct(), Agent: l.Plan.Agent != "", Disks: jail.Drives(l.Plan.Disks),
+		Handle: l.Handle(Name, handleVersion), Program: l.program.version, Memory: l.Plan.Memory, Huge: l.Plan.Huge > 0, Resets: !l.Plan.Boot.Direct(), Agent: l.Plan.Agent != "", Disks: jail.Drives(fixed(l.Plan.Disks)),
+		Queues: queuesOf(l.Plan), DiskRate: l.Plan.DiskRate,
 	}
 	for n := range l.Plan.NICs {
 		at := carrier{Place: vm.PlaceOf(l.Plan.NICs, n)}
@@ -207,9 +208,7 @@ func (l *launch) boot(ctx context.Context) error {
 	if err := h.Record(reasonNone); err != nil {
 		return err
 	}
-	wait, cancel := context.WithTimeout(ctx, l.d.cfg.LaunchTime)
-	defer cancel()
-	if err := l.begin(wait, i); err != nil {
+	if err := jail.Started(ctx, l.d.bootTime(l.Plan.Memory, l.Plan.Huge > 0), func(ctx context.Context) error { return l.begin(ctx, i) }); err != nil {
 		return l.explain(ctx, err)
 	}
 	i.Supervise(ctx, i.supervise)
@@ -222,11 +221,11 @@ func (l *launch) begin(ctx context.Context, i *instance) error {
 	if l.Plan.Incoming != nil {
 		return l.resume(ctx, i)
 	}
-	if err := i.call(ctx, "PUT", "vm.create", l.setup.VM, nil); err != nil {
+	if err := i.callLong(ctx, "PUT", "vm.create", l.setup.VM, nil); err != nil {
 		return err
 	}
 	for n, nic := range l.setup.NICs {
-		if err := i.call(ctx, "PUT", "vm.add-net", nic, nil, l.taps[n]); err != nil {
+		if err := i.callLong(ctx, "PUT", "vm.add-net", nic, nil, l.taps[n]); err != nil {
 			return err
 		}
 	}
@@ -238,7 +237,7 @@ func (l *launch) begin(ctx context.Context, i *instance) error {
 
 // resume loads saved state and lets the guest run, which is told of the disks that have grown.
 func (l *launch) resume(ctx context.Context, i *instance) error {
-	if err := i.call(ctx, "PUT", "vm.restore", l.setup.Restore, nil, l.taps...); err != nil {
+	if err := i.callLong(ctx, "PUT", "vm.restore", l.setup.Restore, nil, l.taps...); err != nil {
 		return err
 	}
 	if l.linksDown() {
@@ -248,7 +247,7 @@ func (l *launch) resume(ctx context.Context, i *instance) error {
 			}
 		}
 	}
-	if err := i.call(ctx, "PUT", "vm.resume", nil, nil); err != nil {
+	if err := i.callLong(ctx, "PUT", "vm.resume", nil, nil); err != nil {
 		return err
 	}
 	for n, d := range l.Plan.Disks {
@@ -259,7 +258,7 @@ func (l *launch) resume(ctx context.Context, i *instance) error {
 		if err != nil {
 			return err
 		}
-		if err := i.call(ctx, "PUT", "vm.resize-disk", diskSize{diskID(n), size}, nil); err != nil {
+		if err := i.callLong(ctx, "PUT", "vm.resize-disk", diskSize{l.setup.VM.Disks[n].ID, size}, nil); err != nil {
 			return err
 		}
 	}
@@ -301,8 +300,11 @@ func (l *launch) release() {
 }
 
 // unlinkKernel takes the kernel away from a guest that has it. A guest that resets then ends, and the program with it.
-func unlinkKernel(dir string) error {
-	private, err := os.OpenFile(filepath.Join(dir, privateDir), unix.O_DIRECTORY|unix.O_NOFOLLOW|os.O_RDONLY, 0)
+func unlinkKernel(p *proc.Process) error {
+	private, err := p.Folder(rootPrivate)
+	if errdefs.IsNotFound(err) { // the process has ended, and its folder with it
+		return nil
+	}
 	if err != nil {
 		return fmt.Errorf("take the kernel away: %w", err)
 	}
@@ -314,8 +316,8 @@ func unlinkKernel(dir string) error {
 }
 
 // dialAgent opens the channel to the agent: the program connects to a port of the guest when it is asked for it, and says so.
-func dialAgent(ctx context.Context, h handle) (net.Conn, error) {
-	conn, err := jail.DialPrivate(ctx, filepath.Join(h.Dir, privateDir), agentSocket, h.UID)
+func (i *instance) dialAgent(ctx context.Context) (net.Conn, error) {
+	conn, err := jail.DialPrivate(ctx, i.Proc, rootPrivate, agentSocket, i.h.UID)
 	if err != nil {
 		return nil, err
 	}

@@ -2,14 +2,16 @@ package cloudhypervisor
 
 import (
 	"context"
+	"errors"
 	"os"
+	"slices"
 
 	"golang.org/x/sys/unix"
 
 	"cocoonstack.io/cocoon/internal/errdefs"
 )
 
-// carrier is an interface of a guest.
+// carrier is an interface with which a guest was launched.
 type carrier struct {
 	Place int `json:"place"`
 	FD    int `json:"fd,omitempty"` // of its tap in the process; 0: packets have always passed it
@@ -42,27 +44,29 @@ func pass(tap *os.File, packets bool) error {
 	return nil
 }
 
-// SetLink implements hypervisor.Linker for the end of Incoming.LinksDown alone: the program cannot take the carrier of a guest.
-func (i *instance) SetLink(_ context.Context, place int, up bool) error {
+// OpenLink implements hypervisor.LinkOpener. The program cannot take the carrier of a guest.
+func (i *instance) OpenLink(ctx context.Context, place int) error {
 	if err := i.Alive(); err != nil {
 		return err
 	}
-	for _, l := range i.h.Links {
-		if l.Place != place {
-			continue
-		}
-		if !up {
-			return errdefs.Unsupportedf("VM %s: Cloud Hypervisor cannot take the carrier of an interface; run the VM with the driver qemu", i.h.ID)
-		}
-		if l.FD == 0 {
-			return nil
-		}
-		tap, err := i.Proc.Descriptor(l.FD)
+	at := slices.IndexFunc(i.h.Links, func(l carrier) bool { return l.Place == place && l.FD != 0 })
+	if at >= 0 {
+		tap, err := i.Proc.Descriptor(i.h.Links[at].FD)
 		if err != nil {
 			return i.Named(i.OrEnded(err))
 		}
 		defer tap.Close()
-		return i.Named(pass(tap, true))
+		if err := pass(tap, true); !errors.Is(err, unix.EBADFD) {
+			return i.Named(err)
+		}
+		// The tap is gone with its interface, in whose place there may be another one.
 	}
-	return errdefs.NotFoundf("VM %s has no interface at place %d", i.h.ID, place)
+	now, err := i.devices(ctx)
+	if err != nil {
+		return i.Named(err)
+	}
+	if !now.configured(nicID(place)) {
+		return errdefs.NotFoundf("VM %s has no interface at place %d", i.h.ID, place)
+	}
+	return nil
 }

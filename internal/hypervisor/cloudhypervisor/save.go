@@ -147,7 +147,7 @@ func (s *save) write(ctx context.Context) error {
 			return err
 		}
 	}
-	err := s.i.call(ctx, "PUT", "vm.snapshot", saveConfig{"file://" + rootSave}, nil)
+	err := s.i.callLong(ctx, "PUT", "vm.snapshot", saveConfig{"file://" + rootSave}, nil)
 	return errors.Join(err, s.i.Proc.Hide(rootSave))
 }
 

@@ -63,9 +63,15 @@ func needGuest(t testing.TB) testguest.Guest {
 
 func testDriver(t testing.TB) *Driver {
 	t.Helper()
+	return driverWith(t, need.FindHypervisor(testFirmware))
+}
+
+// driverWith is a driver with a firmware; "" is none.
+func driverWith(t testing.TB, firmware string) *Driver {
+	t.Helper()
 	cfg := Config{Binary: need.Hypervisor(t, DefaultBinary), Cgroup: "cocoon-test-" + strconv.Itoa(os.Getpid())}
-	if path := need.FindHypervisor(testFirmware); path != "" {
-		cfg.Firmware = []string{path}
+	if firmware != "" {
+		cfg.Firmware = []string{firmware}
 	}
 	d, err := New(cfg, slog.New(slog.NewTextHandler(t.Output(), nil)))
 	if err != nil {
@@ -76,6 +82,9 @@ func testDriver(t testing.TB) *Driver {
 
 // testFirmware is rust-hypervisor-firmware, which `make hypervisors` builds.
 const testFirmware = "hypervisor-fw"
+
+// edk2Firmware is the one of EDK2, of Debian's package cloudhv-efi-x86-64. The tests find it like a program, so it has to be executable.
+const edk2Firmware = "CLOUDHV.fd"
 
 func TestContract(t *testing.T) {
 	a := needGuest(t)
@@ -105,6 +114,27 @@ func TestContract(t *testing.T) {
 				return p
 			},
 			Firmware: firmware,
+			Plugged: func(t *testing.T, i hypervisor.Instance, serials ...string) {
+				says(t, i, "for b in /sys/block/vd*; do s=$(cat $b/serial); [ ${s#plugged} = $s ] || echo $s $(cat $b/ro); done 2>/dev/null | sort", func() (want []string) {
+					for _, serial := range slices.Sorted(slices.Values(serials)) {
+						want = append(want, serial+" 1") // read-only
+					}
+					return want
+				}()...)
+			},
+			NICs: func(t *testing.T, n int) (nics []vm.NIC) {
+				ns := testguest.Bridged(t, n)
+				for i := range n {
+					nics = append(nics, vm.NIC{Tap: fmt.Sprintf("tap%d", i), NetNS: "/run/netns/" + ns, MAC: fmt.Sprintf("02:00:00:00:00:%02x", 0x40+i)})
+				}
+				return nics
+			},
+			Connected: func(t *testing.T, i hypervisor.Instance, macs ...string) {
+				says(t, i, "cat /sys/class/net/eth*/address | sort", slices.Sorted(slices.Values(macs))...)
+			},
+			Sized: func(t *testing.T, i hypervisor.Instance, serial string, size int64) {
+				says(t, i, fmt.Sprintf("for b in /sys/block/vd*; do [ $(cat $b/serial) = %s ] && cat $b/size; done 2>/dev/null", serial), strconv.FormatInt(size/512, 10))
+			},
 			Reads:    testguest.Reads,
 			Booted:   testguest.Booted(),
 			PowerOff: func(t *testing.T, i hypervisor.Instance) { testguest.Say(t, i, "poweroff") },
@@ -117,6 +147,28 @@ func TestContract(t *testing.T) {
 			},
 			Left: func(t *testing.T, p hypervisor.Plan) []string { return jailtest.Left(t, testDriver(t).jail, p) },
 		}
+	})
+}
+
+// says runs a command in the guest until these words are all that it says.
+func says(t *testing.T, i hypervisor.Instance, command string, words ...string) {
+	t.Helper()
+	want := strings.Join(append(append([]string{"SAYS"}, words...), "."), " ")
+	var last string
+	defer func() {
+		if t.Failed() {
+			t.Logf("the guest says at last: %s", last)
+		}
+	}()
+	testguest.Await(t, "the guest says "+want, func() bool {
+		before := strings.Count(testguest.Console(t, i), "HEARD sh")
+		testguest.Say(t, i, "sh echo SAYS $("+command+")")
+		testguest.Await(t, "the guest answers", func() bool {
+			answers := strings.Split(testguest.Console(t, i), "HEARD sh")
+			last = answers[len(answers)-1]
+			return len(answers) > before+1 && strings.Contains(last, " .")
+		})
+		return strings.Contains(last, want)
 	})
 }
 

@@ -17,18 +17,19 @@ import (
 const (
 	programLog = "firecracker.log"
 	errorLog   = "firecracker.err" // what it says when it cannot log
+	memoryLog  = "memory.log"      // of the pager that gives memory that comes later
+)
 
-	privateDir  = "private" // the only folder that the process can write to
-	apiSocket   = "api.sock"
-	agentSocket = "agent.sock"
-
+// Names of the sockets in rootPrivate.
+const (
+	apiSocket    = "api.sock"
+	agentSocket  = "agent.sock"
 	memorySocket = "memory.sock" // on which the process says where its memory is that comes later
-	memoryLog    = "memory.log"  // of the pager that gives it
 )
 
 // Paths in the root of the process.
 const (
-	rootPrivate = "/run"
+	rootPrivate = "/run" // the folder of its sockets; the process can write to it
 	rootLog     = "/log"
 	rootKernel  = "/boot/kernel"
 	rootInitrd  = "/boot/initrd"
@@ -184,6 +185,9 @@ func (s *setup) resume(p hypervisor.Plan, memory string) {
 	}
 }
 
+// agentVSOCK is the virtio socket of a guest with an agent.
+func agentVSOCK() vsockConfig { return vsockConfig{guestCID, filepath.Join(rootPrivate, agentSocket)} }
+
 // grown makes the program look how large a disk is, and tell its guest.
 func grown(n int) request {
 	return request{"PATCH", "/drives/" + diskID(n), driveFile{diskID(n), diskPath(n)}}
@@ -218,7 +222,7 @@ func (s *setup) boot(p hypervisor.Plan) error {
 		put("/drives/"+diskID(n), driveConfig{ID: diskID(n), Path: diskPath(n), ReadOnly: d.ReadOnly, Cache: "Writeback", Limit: limiter(p.DiskRate)})
 	}
 	if p.Agent != "" {
-		put("/vsock", vsockConfig{guestCID, filepath.Join(rootPrivate, agentSocket)})
+		put("/vsock", agentVSOCK())
 	}
 	put("/balloon", balloonConfig{OnOOM: true, Reporting: true})
 	put("/entropy", struct{}{})
@@ -241,7 +245,7 @@ func check(p hypervisor.Plan) error {
 	case p.Memory < 1<<20:
 		return errdefs.Invalidf("VM %s: %d bytes of memory are less than 1 MiB", p.Name, p.Memory)
 	case p.Memory%(1<<20) != 0:
-		return errdefs.Unsupportedf("VM %s: %d bytes of memory are no multiple of 1 MiB, which Firecracker needs", p.Name, p.Memory)
+		return errdefs.Unsupportedf("VM %s: %d bytes of memory are no multiple of 1 MiB, which Firecracker needs; ask for one, or run the VM with the driver qemu", p.Name, p.Memory)
 	case p.Incoming != nil && p.Paused:
 		return errdefs.Invalidf("VM %s resumes from saved state, so it cannot start paused", p.Name)
 	case p.Incoming != nil && p.Incoming.Feed != "" && p.Incoming.Base != "":
@@ -305,7 +309,7 @@ func checkDisk(name string, d vm.Disk) error {
 	case len(d.Serial) > maxSerial:
 		return errdefs.Invalidf("VM %s: disk serial %q is longer than %d bytes", name, d.Serial, maxSerial)
 	case strings.ContainsFunc(d.Serial, func(r rune) bool { return r <= ' ' || r > '~' || r == ',' || r == '"' }): // it is an argument of the kernel
-		return errdefs.Unsupportedf("VM %s: disk serial %q has a character that Firecracker cannot tell the guest", name, d.Serial)
+		return errdefs.Unsupportedf("VM %s: disk serial %q has a character that Firecracker cannot tell the guest; run the VM with the driver qemu", name, d.Serial)
 	}
 	return nil
 }

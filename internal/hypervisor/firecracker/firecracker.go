@@ -9,9 +9,7 @@ import (
 	"context"
 	"fmt"
 	"log/slog"
-	"net"
 	"os"
-	"path/filepath"
 	"regexp"
 	"runtime"
 	"strconv"
@@ -46,9 +44,11 @@ type Config struct {
 	UIDCount   uint32        // number of user ids
 	Users      *jail.Users   // the same user ids, shared with other drivers; nil: of this driver alone
 	Cgroup     string        // folder in the cgroup v2 tree that holds one folder per VM
+	Folder     string        // of the files of VMs: where its file system cannot give them to processes, the driver is not available; "": it does not look
 	LogLimit   int64         // bytes of console log, and of each other log, kept per VM
 	Templates  int64         // bytes of memory for saved guests from which no VM runs; default: a quarter of the host's
-	LaunchTime time.Duration // time limit for a new process to answer; after it the launch fails
+	LaunchTime time.Duration // time limit for a new process to start its VM; after it the launch fails. It stands still while memory comes later
+	AnswerTime time.Duration // time limit for an answer that costs the process no time; after it the call fails
 }
 
 func (c Config) withDefaults() Config {
@@ -58,6 +58,7 @@ func (c Config) withDefaults() Config {
 	set(&c.Cgroup, DefaultCgroup)
 	set(&c.LogLimit, DefaultLogLimit)
 	set(&c.LaunchTime, DefaultLaunchTime)
+	set(&c.AnswerTime, jail.DefaultAnswerTime)
 	set(&c.Templates, savedmemory.HostBytes()/4)
 	return c
 }
@@ -75,6 +76,7 @@ type Driver struct {
 	log    *slog.Logger
 	jail   *jail.Jail
 	memory *savedmemory.Cache
+	giving *jail.Giving
 
 	facts jail.Program[facts]
 }
@@ -104,17 +106,17 @@ var (
 // New returns a driver. It touches nothing; Probe reports whether it can work here.
 func New(cfg Config, log *slog.Logger) (*Driver, error) {
 	cfg = cfg.withDefaults()
-	if cfg.LaunchTime < 0 {
-		return nil, errdefs.Invalidf("configuration of the driver of Firecracker: the time for a launch must be positive")
+	if cfg.LaunchTime < 0 || cfg.AnswerTime < 0 {
+		return nil, errdefs.Invalidf("configuration of the driver of Firecracker: the times for a launch and an answer must be positive")
 	}
-	d := &Driver{cfg: cfg, log: log.With("component", Name), memory: savedmemory.NewCache(cfg.Templates)}
+	d := &Driver{cfg: cfg, log: log.With("component", Name), memory: savedmemory.NewCache(cfg.Templates), giving: &jail.Giving{Folder: cfg.Folder}}
 	users, err := cfg.Users, error(nil)
 	if users == nil {
 		users, err = jail.NewUsers(cfg.UIDBase, cfg.UIDCount)
 	}
 	if err == nil {
 		d.jail, err = jail.New(jail.Config{
-			Users: users, Cgroup: cfg.Cgroup, LogLimit: cfg.LogLimit, Logs: []string{jail.ConsoleLog, programLog, errorLog, memoryLog}, Private: privateDir, Mark: markOf,
+			Users: users, Cgroup: cfg.Cgroup, LogLimit: cfg.LogLimit, Logs: []string{jail.ConsoleLog, programLog, errorLog, memoryLog}, Mark: markOf,
 		}, d.log)
 	}
 	if err != nil {
@@ -154,6 +156,9 @@ func (d *Driver) Probe(ctx context.Context) (hypervisor.Info, error) {
 	if err != nil {
 		return hypervisor.Info{}, err
 	}
+	if err := d.giving.Check("Firecracker"); err != nil {
+		return hypervisor.Info{}, err
+	}
 	if problem := jail.ReadKVM().Problem(); problem != "" {
 		return hypervisor.Info{}, errdefs.Unavailablef("Firecracker needs KVM: %s", problem)
 	}
@@ -174,12 +179,12 @@ func (d *Driver) Machine(ctx context.Context, accel vm.Accel) (vm.Machine, error
 	if err != nil {
 		return vm.Machine{}, err
 	}
-	return machineOf(p), nil
+	return machineOf(p.facts), nil
 }
 
 // machineOf describes what a guest depends on. The type is the format of the saved state, which a program reads if it writes it.
-func machineOf(p program) vm.Machine {
-	return vm.Machine{Driver: Name, Version: p.version, Type: "snapshot-" + p.format, Arch: runtime.GOARCH, Accel: vm.AccelKVM, CPU: "host", Flags: jail.HostFlags()}
+func machineOf(f facts) vm.Machine {
+	return vm.Machine{Driver: Name, Version: f.version, Type: "snapshot-" + f.format, Arch: runtime.GOARCH, Accel: vm.AccelKVM, CPU: "host", Flags: jail.HostFlags()}
 }
 
 // program finds the program and asks for its version.
@@ -256,9 +261,7 @@ func (d *Driver) Adopt(ctx context.Context, raw hypervisor.Handle) (hypervisor.I
 	if err != nil {
 		return nil, err
 	}
-	p, err := d.jail.Open(h.Handle, marker(h.UUID), func() (net.Conn, error) {
-		return jail.DialPrivate(ctx, filepath.Join(h.Dir, privateDir), apiSocket, h.UID)
-	}, nil)
+	p, err := d.jail.Open(h.Handle, marker(h.UUID), func() bool { return h.RecordedLater(marker(h.UUID)) }, nil)
 	if err != nil {
 		return nil, err
 	}

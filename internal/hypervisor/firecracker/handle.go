@@ -17,6 +17,9 @@ type handle struct {
 	Disks  []jail.Drive `json:"disks,omitempty"`
 	Links  []tap        `json:"links,omitempty"`
 	Pager  *pagerOf     `json:"pager,omitempty"` // nil: its memory was there when it began
+
+	Program string `json:"program,omitempty"` // version of the program, which may have been replaced since; "": an earlier build has started it
+	Format  string `json:"format,omitempty"`  // of the state that it saves
 }
 
 // tap is where an interface of a guest is.

@@ -6,10 +6,8 @@ import (
 	"fmt"
 	"io"
 	"net"
-	"path/filepath"
 	"slices"
 	"sync"
-	"sync/atomic"
 	"time"
 
 	"cocoonstack.io/cocoon/internal/errdefs"
@@ -26,11 +24,14 @@ type instance struct {
 	d     *Driver
 	h     handle
 	guest jail.Channel
-	pager *attendant  // nil: it needs none
-	late  atomic.Bool // it has one
+	pager *attendant    // nil: it needs none
+	whole chan struct{} // is closed when the pager has done its work; nil: there was none
+
+	turn chan struct{} // has room for one who lets the guest begin
 
 	mu      sync.Mutex
-	pressed bool // the power button was pressed before the guest began
+	begun   bool // it has begun since it was found not to have
+	pressed bool // the power button was pressed before it began
 }
 
 var (
@@ -38,23 +39,26 @@ var (
 	_ hypervisor.ConsoleOpener = (*instance)(nil)
 	_ hypervisor.DiskGrower    = (*instance)(nil)
 	_ hypervisor.GuestDialer   = (*instance)(nil)
-	_ hypervisor.Linker        = (*instance)(nil)
+	_ hypervisor.LinkOpener    = (*instance)(nil)
 	_ hypervisor.Pauser        = (*instance)(nil)
 	_ hypervisor.Snapshotter   = (*instance)(nil)
 )
 
 func newInstance(d *Driver, h handle, raw hypervisor.Handle, p *proc.Process) *instance {
-	return &instance{Life: d.jail.NewLife(h.Handle, raw, p), d: d, h: h}
+	return &instance{Life: d.jail.NewLife(h.Handle, raw, p), d: d, h: h, turn: make(chan struct{}, 1)}
 }
 
-// private is the folder in which the process has its sockets.
-func (i *instance) private() string { return filepath.Join(i.h.Dir, privateDir) }
-
+// call sends a request that costs the process no time.
 func (i *instance) call(ctx context.Context, verb, path string, body, answer any) error {
+	return jail.Answered(ctx, i.d.cfg.AnswerTime, func(ctx context.Context) error { return i.callLong(ctx, verb, path, body, answer) })
+}
+
+// callLong is call for what may take the process any time.
+func (i *instance) callLong(ctx context.Context, verb, path string, body, answer any) error {
 	if err := i.Alive(); err != nil {
 		return err
 	}
-	conn, err := jail.DialPrivate(ctx, i.private(), apiSocket, i.h.UID)
+	conn, err := jail.DialPrivate(ctx, i.Proc, rootPrivate, apiSocket, i.h.UID)
 	if err != nil {
 		return i.OrEnded(err)
 	}
@@ -72,13 +76,17 @@ func (i *instance) state(ctx context.Context) (string, error) {
 	var info struct {
 		State string `json:"state"`
 	}
-	wait, cancel := i.patience(ctx)
-	defer cancel()
-	err := i.call(wait, "GET", "/", nil, &info)
-	if err != nil && ctx.Err() == nil && wait.Err() != nil {
-		return stateRunning, nil
-	}
-	if err != nil {
+	if !i.complete() {
+		wait, cancel := context.WithTimeout(ctx, patienceLate)
+		defer cancel()
+		err := i.callLong(wait, "GET", "/", nil, &info)
+		if err != nil && ctx.Err() == nil && wait.Err() != nil { // it waits for memory, and so runs
+			return stateRunning, nil
+		}
+		if err != nil {
+			return "", err
+		}
+	} else if err := i.call(ctx, "GET", "/", nil, &info); err != nil {
 		return "", err
 	}
 	if !slices.Contains([]string{stateRunning, statePaused, stateNone}, info.State) {
@@ -102,16 +110,24 @@ func (i *instance) State(ctx context.Context) (hypervisor.RunState, error) {
 // Shutdown implements hypervisor.Instance. The power button of this machine is Ctrl+Alt+Del.
 func (i *instance) Shutdown(ctx context.Context) error {
 	s, err := i.state(ctx)
-	if err == nil && s == stateNone {
-		i.mu.Lock()
-		defer i.mu.Unlock()
-		i.pressed = true
+	if err == nil && s == stateNone && i.pressLater() {
 		return nil
 	}
 	if err == nil {
 		err = i.press(ctx)
 	}
 	return i.Named(err)
+}
+
+// pressLater leaves the button to whoever lets the guest begin. It returns false if it has begun.
+func (i *instance) pressLater() bool {
+	i.mu.Lock()
+	defer i.mu.Unlock()
+	if i.begun {
+		return false
+	}
+	i.pressed = true
+	return true
 }
 
 // press presses the button. While the guest has not read the keys of some earlier presses, there is no room for more, and none is needed.
@@ -148,16 +164,34 @@ func (i *instance) Resume(ctx context.Context) error {
 
 // begin starts a guest that was launched paused.
 func (i *instance) begin(ctx context.Context) error {
-	i.mu.Lock()
-	defer i.mu.Unlock()
-	if err := i.call(ctx, "PUT", "/actions", action{"InstanceStart"}, nil); err != nil {
-		return err
+	select {
+	case i.turn <- struct{}{}:
+		defer func() { <-i.turn }()
+	case <-ctx.Done():
+		return ctx.Err()
 	}
-	if !i.pressed {
+	if i.hasBegun() {
 		return nil
 	}
-	i.pressed = false
+	if err := i.call(ctx, "PUT", "/actions", action{"InstanceStart"}, nil); err != nil {
+		if s, lost := i.state(ctx); lost != nil || s == stateNone { // else it has begun, by a request whose answer nobody heard
+			return err
+		}
+	}
+	i.mu.Lock()
+	i.begun = true
+	pressed := i.pressed
+	i.mu.Unlock()
+	if !pressed {
+		return nil
+	}
 	return i.press(ctx)
+}
+
+func (i *instance) hasBegun() bool {
+	i.mu.Lock()
+	defer i.mu.Unlock()
+	return i.begun
 }
 
 // GrowDisk implements hypervisor.DiskGrower.
@@ -186,7 +220,7 @@ func (i *instance) DialGuest(ctx context.Context) (net.Conn, error) {
 
 // connect opens the channel to the agent once.
 func (i *instance) connect(ctx context.Context) (net.Conn, error) {
-	conn, err := jail.DialPrivate(ctx, i.private(), agentSocket, i.h.UID)
+	conn, err := jail.DialPrivate(ctx, i.Proc, rootPrivate, agentSocket, i.h.UID)
 	if err != nil {
 		return nil, err
 	}

@@ -115,18 +115,25 @@ func (l *launch) listenLate(private *os.File) error {
 	return nil
 }
 
-// attended is configure for a guest that has a pager. The pager begins when the process has said where its memory is, and before it has loaded the rest of its state.
+// attended is configure for a guest that has a pager. The pager begins when the process has said where its memory is, and before it has loaded the rest of its state. While
+// it works, the process may wait for memory that comes from afar, so the time of a launch stands still: the pager ends when all memory is there, or cannot come.
 func (l *launch) attended(ctx context.Context, i *instance) error {
 	within, cancel := context.WithCancelCause(ctx)
 	defer cancel(nil)
-	over := make(chan struct{})
+	limit := l.d.cfg.LaunchTime
+	late := time.AfterFunc(limit, func() { cancel(jail.TooLate(limit, nil)) })
+	defer late.Stop()
+	over, started := make(chan struct{}), make(chan error, 1)
 	go func() {
 		defer close(over)
 		err := l.startPager(within, i)
+		started <- err
 		if err == nil {
+			late.Stop()
 			select {
 			case <-i.pager.over():
 				err = i.lost()
+				late.Reset(limit)
 			case <-within.Done():
 				return
 			}
@@ -136,6 +143,9 @@ func (l *launch) attended(ctx context.Context, i *instance) error {
 		}
 	}()
 	err := l.configure(within, i)
+	if err == nil { // the process need not have touched any memory yet
+		err = <-started
+	}
 	if ctx.Err() == nil && within.Err() != nil {
 		err = context.Cause(within)
 	}
@@ -176,6 +186,9 @@ func (l *launch) startPager(ctx context.Context, i *instance) error {
 		return err
 	}
 	defer log.Close()
+	if _, err := log.WriteString("\n"); err != nil { // so there is room for its last word, however full the disk is then
+		return fmt.Errorf("write log %s: %w", memoryLog, err)
+	}
 	uid, err := l.d.jail.Users.Take(l.Plan.ID)
 	if err != nil {
 		return err
@@ -191,7 +204,7 @@ func (l *launch) startPager(ctx context.Context, i *instance) error {
 	l.Undo.Push(func(ctx context.Context) error { return errors.Join(p.Kill(ctx), p.Close()) })
 	i.h.Pager = &pagerOf{PID: p.PID(), Start: p.StartTime(), UID: uid}
 	i.pager = &attendant{users: l.d.jail.Users, uid: uid, proc: p}
-	i.late.Store(true)
+	i.whole = make(chan struct{})
 	raw, err := jail.Encode(&i.h)
 	if err == nil {
 		i.Renew(raw)
@@ -336,19 +349,35 @@ func (i *instance) adoptPager() {
 		i.d.log.Debug("pager not found", "vm", i.h.ID, "err", err)
 	}
 	i.d.jail.Users.Hold(of.UID)
-	i.pager = &attendant{users: i.d.jail.Users, uid: of.UID, proc: p}
-	i.late.Store(true)
+	i.pager, i.whole = &attendant{users: i.d.jail.Users, uid: of.UID, proc: p}, make(chan struct{})
 }
 
 // patienceLate is how long a process may take to say its state while its memory comes. The part of it that answers waits for a page too, if a device needs one.
 const patienceLate = 2 * time.Second
 
-// patience limits how long the state of a process is waited for. One that does not say it in that time waits for memory, and so runs.
-func (i *instance) patience(ctx context.Context) (context.Context, context.CancelFunc) {
-	if !i.late.Load() {
-		return ctx, func() {}
+// complete reports whether all memory of the guest is there.
+func (i *instance) complete() bool {
+	select {
+	case <-i.whole:
+		return true
+	default:
+		return i.whole == nil
 	}
-	return context.WithTimeout(ctx, patienceLate)
+}
+
+// awaitMemory waits until all memory of the guest is there, or the process has ended.
+func (i *instance) awaitMemory(ctx context.Context) error {
+	if i.complete() {
+		return nil
+	}
+	i.d.log.Info("waits for the memory of the guest", "vm", i.h.ID)
+	select {
+	case <-i.whole:
+	case <-i.Proc.Done():
+	case <-ctx.Done():
+		return ctx.Err()
+	}
+	return nil
 }
 
 // reasonMemory is recorded before a VM is ended whose pager ended too early.
@@ -359,8 +388,8 @@ func (i *instance) unattended(ctx context.Context) {
 	err := i.lost()
 	i.pager.release()
 	i.pager = nil
-	i.late.Store(false)
 	if err == nil {
+		close(i.whole)
 		i.d.log.Info("all memory of the guest is there", "vm", i.h.ID)
 		return
 	}

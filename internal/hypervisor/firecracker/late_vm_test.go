@@ -173,15 +173,34 @@ func TestLate(t *testing.T) {
 			t.Fatal(err)
 		}
 		t.Cleanup(func() { _ = i.Kill(t.Context()) })
+		// A save waits for all of the memory, and the guest does not stand still meanwhile.
+		again, done := saved(t), make(chan error, 1)
+		go func() {
+			snapshotter, _ := hypervisor.As[hypervisor.Snapshotter](i)
+			_, err := snapshotter.Save(t.Context(), again)
+			done <- err
+		}()
+		stop = slow.serve(t)
+		for n := range 3 {
+			testguest.Say(t, i, "sh echo I am still "+strconv.Itoa(n))
+			testguest.Logged(t, i, "I am still "+strconv.Itoa(n)+" .")
+		}
+		stop()
+		select {
+		case err := <-done:
+			t.Fatalf("saved before its memory was there: %v", err)
+		default:
+		}
 		for at := int64(0); at < slow.size; at += chunk {
 			slow.put(t, at)
 		}
 		slow.Alone(t.Context())
 		noPager(t, pagerPID(t, i))
+		if err := <-done; err != nil { // it is a VM like any other
+			t.Fatal(err)
+		}
 		testguest.Say(t, i, "sh md5sum </k/data | cmp - /k/sum && echo SAME")
 		testguest.Logged(t, i, "SAME .")
-		again := saved(t)
-		doSave(t, i, again) // it is a VM like any other
 		testguest.Say(t, i, "poweroff")
 		if e, err := i.Wait(t.Context()); err != nil || !e.GuestShutdown {
 			t.Errorf("%+v, %v", e, err)

@@ -96,7 +96,7 @@ func (l *launch) openFiles(context.Context) error {
 	if err := l.Dir.Remove(jail.EndFile, programLog, errorLog, memoryLog); err != nil {
 		return err
 	}
-	err := l.OpenRoot(privateDir, rootPrivate)
+	err := l.OpenRoot(rootPrivate)
 	if err == nil && l.late.used() {
 		err = l.listenLate(l.Root[0].File)
 	}
@@ -154,16 +154,7 @@ func (l *launch) boot(ctx context.Context) error {
 	if err := i.h.Record(reasonNone); err != nil {
 		return err
 	}
-	wait, cancel := context.WithTimeout(ctx, l.d.cfg.LaunchTime)
-	defer cancel()
-	if err := l.answers(wait, i); err != nil {
-		return l.explain(ctx, err)
-	}
-	configure := l.configure
-	if l.late.used() {
-		configure = l.attended
-	}
-	if err := configure(ctx, i); err != nil {
+	if err := l.begin(ctx, i); err != nil {
 		return l.explain(ctx, err)
 	}
 	i.Supervise(ctx, i.supervise)
@@ -171,9 +162,27 @@ func (l *launch) boot(ctx context.Context) error {
 	return nil
 }
 
+// begin makes the machine, and lets its guest run. A process that takes too long for that fails the launch.
+func (l *launch) begin(ctx context.Context, i *instance) error {
+	limit := l.d.cfg.LaunchTime
+	if !l.late.used() {
+		return jail.Started(ctx, limit, func(ctx context.Context) error {
+			if err := l.answers(ctx, i); err != nil {
+				return err
+			}
+			return l.configure(ctx, i)
+		})
+	}
+	if err := jail.Started(ctx, limit, func(ctx context.Context) error { return l.answers(ctx, i) }); err != nil {
+		return err
+	}
+	return l.attended(ctx, i)
+}
+
 func (l *launch) instance() (*instance, error) {
 	h := handle{
 		Handle: l.Handle(Name, handleVersion), Memory: l.Plan.Memory, Agent: l.Plan.Agent != "", Disks: jail.Drives(l.Plan.Disks),
+		Program: l.program.version, Format: l.program.format,
 	}
 	for n, nic := range l.Plan.NICs {
 		h.Links = append(h.Links, tap{vm.PlaceOf(l.Plan.NICs, n), nic.Tap, nic.NetNS})
@@ -196,7 +205,7 @@ const answerFirst, answerMost = time.Millisecond, 20 * time.Millisecond
 func (l *launch) answers(ctx context.Context, i *instance) error {
 	pauses := &backoff.ExponentialBackOff{InitialInterval: answerFirst, RandomizationFactor: 0.25, Multiplier: 1.5, MaxInterval: answerMost}
 	conn, err := backoff.Retry(ctx, func() (net.Conn, error) {
-		conn, err := jail.DialPrivate(ctx, filepath.Join(l.Plan.Dir, privateDir), apiSocket, l.UID)
+		conn, err := jail.DialPrivate(ctx, l.Proc, rootPrivate, apiSocket, l.UID)
 		select {
 		case <-l.Proc.Done():
 			err = backoff.Permanent(i.Alive())
@@ -214,7 +223,7 @@ func (l *launch) answers(ctx context.Context, i *instance) error {
 func (l *launch) configure(ctx context.Context, i *instance) error {
 	send := func(all []request) error {
 		for _, r := range all {
-			if err := i.call(ctx, r.Verb, r.Path, r.Body, nil); err != nil {
+			if err := i.callLong(ctx, r.Verb, r.Path, r.Body, nil); err != nil {
 				return err
 			}
 		}
@@ -227,12 +236,15 @@ func (l *launch) configure(ctx context.Context, i *instance) error {
 		return err
 	}
 	if l.Plan.Incoming != nil {
-		return i.call(ctx, "PATCH", "/vm", runState{"Resumed"}, nil)
+		if err := l.compare(ctx, i); err != nil {
+			return err
+		}
+		return i.callLong(ctx, "PATCH", "/vm", runState{"Resumed"}, nil)
 	}
 	if l.Plan.Paused {
 		return nil
 	}
-	return i.call(ctx, "PUT", "/actions", action{"InstanceStart"}, nil)
+	return i.callLong(ctx, "PUT", "/actions", action{"InstanceStart"}, nil)
 }
 
 // explain says why the program did not do what it was told.

@@ -28,33 +28,16 @@ func run(t testing.TB, args ...string) string {
 	return string(out)
 }
 
-// bridged creates a namespace with n taps on a bridge that has an address.
-func bridged(t testing.TB, n int) (ns string) {
-	t.Helper()
-	ns = fmt.Sprintf("cocoon-test-%d", os.Getpid())
-	run(t, "ip", "netns", "add", ns)
-	t.Cleanup(func() { _ = exec.Command("ip", "netns", "del", ns).Run() })
-	run(t, "ip", "-n", ns, "link", "add", "br0", "type", "bridge")
-	run(t, "ip", "-n", ns, "addr", "add", "10.9.8.1/24", "dev", "br0")
-	run(t, "ip", "-n", ns, "link", "set", "br0", "up")
-	for tap := range n {
-		name := fmt.Sprintf("tap%d", tap)
-		run(t, "ip", "-n", ns, "tuntap", "add", name, "mode", "tap", "vnet_hdr")
-		run(t, "ip", "-n", ns, "link", "set", name, "master", "br0", "up")
-	}
-	return ns
-}
-
 func pings(t testing.TB, ns, address string) bool {
 	t.Helper()
 	return exec.CommandContext(t.Context(), "ip", "netns", "exec", ns, "ping", "-c", "1", "-W", "1", address).Run() == nil
 }
 
-// TestNICs: a guest has its interfaces in their places and reaches a bridge in another namespace. A clone whose links are down is silent until SetLink, also after
+// TestNICs: a guest has its interfaces in their places and reaches a bridge in another namespace. A clone whose links are down is silent until OpenLink, also after
 // a restart of the daemon. The taps are where they were, with all that they had.
 func TestNICs(t *testing.T) {
 	a, d := needGuest(t), testDriver(t)
-	ns := bridged(t, 3)
+	ns := testguest.Bridged(t, 3)
 	p := a.Plan(t)
 	nic := func(n int) vm.NIC {
 		return vm.NIC{Tap: fmt.Sprintf("tap%d", n), NetNS: "/run/netns/" + ns, MAC: fmt.Sprintf("02:00:00:00:00:%02x", 0x40+n), MTU: 1400}
@@ -83,10 +66,10 @@ func TestNICs(t *testing.T) {
 	testguest.Say(t, j, "mac")
 	testguest.Logged(t, j, "02:00:00:00:00:40")
 	if pings(t, ns, "10.9.8.2") {
-		t.Error("the clone answers before SetLink")
+		t.Error("the clone answers before OpenLink")
 	}
 	if n := strings.TrimSpace(run(t, "ip", "netns", "exec", ns, "cat", "/sys/class/net/tap2/statistics/rx_packets")); n != "0" {
-		t.Errorf("%s packets came out of a guest before SetLink", n)
+		t.Errorf("%s packets came out of a guest before OpenLink", n)
 	}
 	_ = j.Close()
 	j, err := testDriver(t).Adopt(t.Context(), j.Handle())
@@ -94,21 +77,21 @@ func TestNICs(t *testing.T) {
 		t.Fatal(err)
 	}
 	t.Cleanup(func() { _ = j.Close() })
-	linker, _ := hypervisor.As[hypervisor.Linker](j)
-	if err := linker.SetLink(t.Context(), 0, true); err != nil {
+	opener, _ := hypervisor.As[hypervisor.LinkOpener](j)
+	if err := opener.OpenLink(t.Context(), 0); err != nil {
 		t.Fatal(err)
 	}
 	testguest.Await(t, "the clone answers", func() bool { return pings(t, ns, "10.9.8.2") })
-	if err := linker.SetLink(t.Context(), 0, false); !errdefs.Is(err, errdefs.Unsupported) {
-		t.Errorf("take a carrier: %v", err)
+	if _, ok := hypervisor.As[hypervisor.Linker](j); ok {
+		t.Error("it takes no carrier")
 	}
-	if err := linker.SetLink(t.Context(), 7, true); !errdefs.IsNotFound(err) {
+	if err := opener.OpenLink(t.Context(), 7); !errdefs.IsNotFound(err) {
 		t.Errorf("an interface that is not there: %v", err)
 	}
 	if err := j.Kill(t.Context()); err != nil {
 		t.Fatal(err)
 	}
-	if err := linker.SetLink(t.Context(), 0, true); !errdefs.IsNotFound(err) {
+	if err := opener.OpenLink(t.Context(), 0); !errdefs.IsNotFound(err) {
 		t.Errorf("after the end: %v", err)
 	}
 	if after := run(t, "ip", "-n", ns, "-o", "link"); strings.Count(after, "\n") != strings.Count(before, "\n") {
@@ -130,7 +113,7 @@ func TestNICs(t *testing.T) {
 // TestReapLoan: a daemon that dies while a tap is on loan loses the tap with the process, and the network makes another one.
 func TestReapLoan(t *testing.T) {
 	a, d := needGuest(t), testDriver(t)
-	ns := bridged(t, 1)
+	ns := testguest.Bridged(t, 1)
 	p := a.Plan(t)
 	p.NICs = []vm.NIC{{Tap: "tap0", NetNS: "/run/netns/" + ns, MAC: "02:00:00:00:00:40"}}
 	l := &launch{Rooted: jail.Rooted{Launch: jail.Launch{Jail: d.jail, Plan: p}}, d: d}

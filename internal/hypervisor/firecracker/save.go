@@ -51,6 +51,9 @@ func (i *instance) Save(ctx context.Context, p hypervisor.SavePlan) (hypervisor.
 }
 
 func (s *save) run(ctx context.Context) (err error) {
+	if err := s.i.awaitMemory(ctx); err != nil { // otherwise the guest would stand still for so long
+		return err
+	}
 	if err := s.look(ctx); err != nil {
 		return err
 	}
@@ -83,8 +86,29 @@ func (s *save) look(ctx context.Context) error {
 		return errdefs.Preconditionf("its guest has not begun")
 	}
 	s.running = now == stateRunning
-	s.machine, err = s.i.d.Machine(ctx, vm.AccelKVM)
+	s.machine, err = s.i.machine(ctx)
 	return err
+}
+
+// machine describes what the guest depends on. It is of the program that runs it, and not of the one that is installed now.
+func (i *instance) machine(ctx context.Context) (vm.Machine, error) {
+	if i.h.Program != "" {
+		return machineOf(facts{i.h.Program, i.h.Format}), nil
+	}
+	var runs struct { // an earlier build has started it, and the program knows its version, but not its format
+		Version string `json:"firecracker_version"`
+	}
+	if err := i.call(ctx, "GET", "/version", nil, &runs); err != nil {
+		return vm.Machine{}, err
+	}
+	p, err := i.d.program(ctx)
+	if err != nil {
+		return vm.Machine{}, err
+	}
+	if p.version != runs.Version {
+		return vm.Machine{}, errdefs.Preconditionf("an earlier release has started it in Firecracker %.40q, which has been replaced by %s since, so the format of its saved state is not known; stop and start it once", runs.Version, p.version)
+	}
+	return machineOf(p.facts), nil
 }
 
 // makeFiles makes the files, and shows them to the process.
@@ -129,7 +153,7 @@ func (s *save) write(ctx context.Context) error {
 			return err
 		}
 	}
-	if err := s.i.call(ctx, "PUT", "/snapshot/create", saveConfig{"Full", rootSavedState, rootSavedMemory}, nil); err != nil {
+	if err := s.i.callLong(ctx, "PUT", "/snapshot/create", saveConfig{"Full", rootSavedState, rootSavedMemory}, nil); err != nil {
 		return err
 	}
 	return s.hide()

@@ -42,7 +42,7 @@ func (l *launch) lend(ctx context.Context, attach func() error) (err error) {
 			return err
 		}
 		if in := l.Plan.Incoming; in != nil && in.LinksDown {
-			loan.was.up = false // so that no packet passes until SetLink
+			loan.was.up = false // so that no packet passes until OpenLink
 		}
 		defer func() { err = errors.Join(err, loan.back()) }()
 	}
@@ -158,19 +158,15 @@ func (t tap) open() error {
 	})
 }
 
-// SetLink implements hypervisor.Linker for the end of Incoming.LinksDown alone, which is a matter of the tap: the program cannot take the carrier of a guest.
-func (i *instance) SetLink(_ context.Context, place int, up bool) error {
+// OpenLink implements hypervisor.LinkOpener. It sets the tap up. Firecracker itself cannot change the carrier of a guest.
+func (i *instance) OpenLink(_ context.Context, place int) error {
 	if err := i.Alive(); err != nil {
 		return err
 	}
 	for _, t := range i.h.Links {
-		if t.Place != place {
-			continue
+		if t.Place == place {
+			return i.Named(t.open())
 		}
-		if !up {
-			return errdefs.Unsupportedf("VM %s: Firecracker cannot take the carrier of an interface; run the VM with the driver qemu", i.h.ID)
-		}
-		return i.Named(t.open())
 	}
 	return errdefs.NotFoundf("VM %s has no interface at place %d", i.h.ID, place)
 }

@@ -63,6 +63,7 @@ func Run(t *testing.T, newFixture func(t *testing.T) Fixture) {
 		test func(*testing.T, *suite)
 	}{
 		{"Probe", testProbe},
+		{"Abilities", testAbilities},
 		{"LaunchAndKill", testLaunchAndKill},
 		{"Shutdown", testShutdown},
 		{"GuestPowersOff", testGuestPowersOff},

@@ -31,6 +31,16 @@ func Dial(ctx context.Context, path, name string) (net.Conn, error) {
 	return conn, nil
 }
 
+// Listens reports whether a process listens on the socket name in the runtime folder path.
+func Listens(ctx context.Context, path, name string) bool {
+	conn, err := Dial(ctx, path, name)
+	if err != nil {
+		return false
+	}
+	_ = conn.Close()
+	return true
+}
+
 func dialPath(ctx context.Context, path string) (net.Conn, error) {
 	var dialer net.Dialer
 	pauses := &backoff.ExponentialBackOff{InitialInterval: dialPause, RandomizationFactor: 0.5, Multiplier: 1, MaxInterval: dialPause}

@@ -5,6 +5,7 @@ import (
 	"path/filepath"
 	"syscall"
 	"testing"
+	"testing/synctest"
 	"time"
 )
 
@@ -31,14 +32,16 @@ func TestDialWaitsForItsTurn(t *testing.T) {
 		c.Close()
 		t.Fatal("there is room for a second one")
 	}
-	time.AfterFunc(50*time.Millisecond, func() {
-		if n, _, err := syscall.Accept(fd); err == nil {
-			_ = syscall.Close(n)
+	synctest.Test(t, func(t *testing.T) { // so that no time passes but that of the pauses
+		time.AfterFunc(dialPatience/2, func() {
+			if n, _, err := syscall.Accept(fd); err == nil {
+				_ = syscall.Close(n)
+			}
+		})
+		c, err := Dial(t.Context(), dir, "s")
+		if err != nil {
+			t.Fatal(err)
 		}
+		c.Close()
 	})
-	c, err := Dial(t.Context(), dir, "s")
-	if err != nil {
-		t.Fatal(err)
-	}
-	c.Close()
 }

@@ -33,12 +33,18 @@ func (l *Life) ToGrow(disks []Drive, path func(n int) string, serial string, siz
 	if n < 0 || disks[n].ReadOnly {
 		return 0, errdefs.Invalidf("VM %s has no disk %q that can be written to", l.h.ID, serial)
 	}
-	st, err := os.Stat(fmt.Sprintf("/proc/%d/root%s", l.h.PID, path(n))) // the process cannot change what is there
+	return n, l.CanGrow(path(n), serial, size)
+}
+
+// CanGrow refuses a disk that can be written to, at a path in the root of the process, if it is larger than size.
+// Errors: those of hypervisor.DiskGrower.
+func (l *Life) CanGrow(path, serial string, size int64) error {
+	st, err := os.Stat(fmt.Sprintf("/proc/%d/root%s", l.h.PID, path)) // the process cannot change what is there
 	switch {
 	case err != nil:
-		return 0, l.Named(l.OrEnded(errdefs.Unavailablef("look at disk %s: %w", serial, err)))
+		return l.Named(l.OrEnded(errdefs.Unavailablef("look at disk %s: %w", serial, err)))
 	case st.Mode().IsRegular() && st.Size() > size:
-		return 0, errdefs.Invalidf("disk %s of VM %s has %d bytes, more than %d", serial, l.h.ID, st.Size(), size)
+		return errdefs.Invalidf("disk %s of VM %s has %d bytes, more than %d", serial, l.h.ID, st.Size(), size)
 	}
-	return n, nil
+	return nil
 }

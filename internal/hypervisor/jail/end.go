@@ -42,19 +42,24 @@ func (e End) Write(dir string) error {
 
 // ReadEnd returns the reason of the end of the run with this pid and start time; "" if no end of exactly this run was recorded.
 func ReadEnd(dir string, pid int, start uint64) (reason string, err error) {
-	b, err := os.ReadFile(filepath.Join(dir, EndFile))
-	if errors.Is(err, os.ErrNotExist) {
-		return "", nil
-	}
-	if err != nil {
-		return "", fmt.Errorf("read how the guest ended: %w", err)
-	}
-	var e End
-	if err := json.Unmarshal(b, &e); err != nil {
-		return "", errdefs.DataLossf("read how the guest ended: %w", err)
-	}
-	if e.PID != pid || e.Start != start {
-		return "", nil
+	e, err := readEnd(dir)
+	if err != nil || e.PID != pid || e.Start != start {
+		return "", err
 	}
 	return e.Reason, nil
+}
+
+// readEnd reads EndFile; all is zero if there is none.
+func readEnd(dir string) (e End, err error) {
+	b, err := os.ReadFile(filepath.Join(dir, EndFile))
+	if errors.Is(err, os.ErrNotExist) {
+		return End{}, nil
+	}
+	if err != nil {
+		return End{}, fmt.Errorf("read how the guest ended: %w", err)
+	}
+	if err := json.Unmarshal(b, &e); err != nil {
+		return End{}, errdefs.DataLossf("read how the guest ended: %w", err)
+	}
+	return e, nil
 }

@@ -4,7 +4,6 @@ import (
 	"encoding/json"
 	"errors"
 	"fmt"
-	"net"
 
 	"cocoonstack.io/cocoon/internal/errdefs"
 	"cocoonstack.io/cocoon/internal/hypervisor"
@@ -58,6 +57,20 @@ func (h Handle) Record(reason string) error {
 	return End{PID: h.PID, Start: h.Start, Reason: reason}.Write(h.Dir)
 }
 
+// RecordedLater reports whether a later run of the VM, whose driver calls Record when it starts, is there. mark is among the arguments of its process.
+func (h Handle) RecordedLater(mark string) bool {
+	e, err := readEnd(h.Dir)
+	if err != nil || e.PID <= 1 || e.PID == h.PID && e.Start == h.Start {
+		return false
+	}
+	p, err := proc.Open(e.PID, e.Start, mark)
+	if err != nil {
+		return false
+	}
+	_ = p.Close()
+	return true
+}
+
 // Recorded returns what Record has recorded, "" if nothing.
 func (h Handle) Recorded() (string, error) { return ReadEnd(h.Dir, h.PID, h.Start) }
 
@@ -73,22 +86,18 @@ func (h Handle) LastExit(reason string, err error, ended func(reason string) hyp
 }
 
 // Open finds the process of h again, among whose arguments is mark. If it has ended, Open removes what is left of it: first by end, which may be nil.
-// It does not if dial says that a later run of the VM listens, because the files in the runtime folder are of that one.
-func (j *Jail) Open(h Handle, mark string, dial func() (net.Conn, error), end func() error) (*proc.Process, error) {
+// It does not if later reports that a later run of the VM is there, because the files in the runtime folder are of that one.
+func (j *Jail) Open(h Handle, mark string, later func() bool, end func() error) (*proc.Process, error) {
 	p, err := proc.Open(h.PID, h.Start, mark)
 	if err == nil {
 		j.Users.Hold(h.UID)
 		return p, nil
 	}
-	if errdefs.IsNotFound(err) {
-		if conn, derr := dial(); derr == nil {
-			_ = conn.Close()
-		} else {
-			if end != nil {
-				err = errors.Join(err, end())
-			}
-			err = errors.Join(err, j.Clear(h.ID, h.Dir, h.Cgroup))
+	if errdefs.IsNotFound(err) && !later() {
+		if end != nil {
+			err = errors.Join(err, end())
 		}
+		err = errors.Join(err, j.Clear(h.ID, h.Dir, h.Cgroup))
 	}
 	return nil, fmt.Errorf("adopt VM %s: %w", h.ID, err)
 }

@@ -26,7 +26,6 @@ type Config struct {
 	LogLimit int64    // bytes kept of each log
 	Logs     []string // names of logs in runtime folders
 	Sockets  []string // names of what is removed from a runtime folder when its VM has ended
-	Private  string   // name of the folder in a runtime folder that belongs to the process, and is removed too; "": there is none
 	// Mark returns the UUID (of package jail) of the VM to which a process with these arguments belongs, "" if they name none. A process of
 	// a user that is not ours is never ours, whatever it says.
 	Mark func(args []string) string
@@ -52,10 +51,11 @@ func New(cfg Config, log *slog.Logger) (*Jail, error) {
 }
 
 // Find opens the processes of the VM that has UUID want, on the word of their arguments and their user. The caller closes them.
-func (j *Jail) Find(want string) ([]*proc.Process, error) {
-	return proc.Find(func(pid int, args []string) bool { return j.cfg.Mark(args) == want && j.ours(pid) })
+func (j *Jail) Find(ctx context.Context, want string) ([]*proc.Process, error) {
+	return proc.Find(ctx, j.ours, func(_ int, args []string) bool { return j.cfg.Mark(args) == want })
 }
 
+// ours reports whether a process has one of our users. It is asked before the arguments are read: others can take theirs away, and would be waited for.
 func (j *Jail) ours(pid int) bool {
 	uid, err := proc.UID(pid)
 	return err == nil && j.Users.Owns(uid)
@@ -66,7 +66,7 @@ func (j *Jail) ours(pid int) bool {
 // as one of our users and has the VM's mark. Both are set only when it becomes the hypervisor. Until then it holds the daemon's
 // lock, which it inherited, so the next daemon cannot run yet.
 func (j *Jail) Reap(ctx context.Context, id vm.ID, dir string) error {
-	found, err := j.Find(UUID(id))
+	found, err := j.Find(ctx, UUID(id))
 	born, berr := j.Cgroups.Processes(id, dir, nil)
 	err = errors.Join(err, berr)
 	for _, p := range append(found, born...) {
@@ -95,12 +95,12 @@ func (j *Jail) Seek(ctx context.Context, ids []vm.ID) (map[vm.ID][]int, error) {
 		return p.Close()
 	}
 	owners := map[int]vm.ID{}
-	all, err := proc.Find(func(pid int, args []string) bool {
+	all, err := proc.Find(ctx, j.ours, func(pid int, args []string) bool {
 		id, ok := byUUID[j.cfg.Mark(args)]
 		if ok {
 			owners[pid] = id
 		}
-		return ok && j.ours(pid)
+		return ok
 	})
 	for _, p := range all {
 		err = errors.Join(err, note(owners[p.PID()], p))
@@ -119,20 +119,14 @@ func (j *Jail) Seek(ctx context.Context, ids []vm.ID) (map[vm.ID][]int, error) {
 	return found, nil
 }
 
-// Clear removes the sockets, the private folder and the cgroups of a VM that has no process. known is where its cgroups are, nil if only the runtime
+// Clear removes the sockets and the cgroups of a VM that has no process. known is where its cgroups are, nil if only the runtime
 // folder says so.
 func (j *Jail) Clear(id vm.ID, dir string, known *Place) error {
 	return errors.Join(j.RemoveSockets(dir), j.Cgroups.Remove(id, dir, known))
 }
 
-// RemoveSockets removes the sockets and the private folder in the runtime folder dir, which need not exist.
-func (j *Jail) RemoveSockets(dir string) error {
-	err := removeNames(dir, j.cfg.Sockets)
-	if j.cfg.Private != "" {
-		err = errors.Join(err, RemovePrivate(dir, j.cfg.Private))
-	}
-	return err
-}
+// RemoveSockets removes the sockets in the runtime folder dir, which need not exist.
+func (j *Jail) RemoveSockets(dir string) error { return removeNames(dir, j.cfg.Sockets) }
 
 // UUID is the UUID by which the guest knows its VM, and by which we find it in the process list: a version 8 UUID (RFC 9562)
 // made from the hash of its id.

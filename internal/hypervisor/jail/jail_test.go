@@ -22,12 +22,17 @@ func groupName() string { return "cocoon-jail-" + strconv.Itoa(os.Getpid()) }
 // testJail is one whose cgroups belong to this test alone. The mark of its processes is their name.
 func testJail(t *testing.T) *jail.Jail {
 	t.Helper()
+	return jailOf(t, func(args []string) string { return args[0] })
+}
+
+func jailOf(t *testing.T, mark func(args []string) string) *jail.Jail {
+	t.Helper()
 	users, err := jail.NewUsers(jail.DefaultUIDBase, jail.DefaultUIDCount)
 	if err != nil {
 		t.Fatal(err)
 	}
 	j, err := jail.New(jail.Config{
-		Users: users, Cgroup: groupName(), LogLimit: 4096, Sockets: []string{"a.sock"}, Mark: func(args []string) string { return args[0] },
+		Users: users, Cgroup: groupName(), LogLimit: 4096, Sockets: []string{"a.sock"}, Mark: mark,
 	}, slog.New(slog.NewTextHandler(t.Output(), nil)))
 	if err != nil {
 		t.Fatal(err)
@@ -92,6 +97,29 @@ func TestReapByMark(t *testing.T) {
 	}
 	if left, err := os.ReadDir(dir); len(left) > 0 || err != nil {
 		t.Errorf("left: %v, %v", left, err)
+	}
+}
+
+// TestArgumentsOfOthers: the arguments of a process that has none of our users are not read, so nobody waits for one that hides them.
+func TestArgumentsOfOthers(t *testing.T) {
+	need.Root(t)
+	id, seen := vm.NewID(), 0
+	other := sleeper(t, proc.Spec{Args: []string{jail.UUID(id)}})
+	j := jailOf(t, func(args []string) string {
+		if args[0] == jail.UUID(id) {
+			seen++
+		}
+		return args[0]
+	})
+	found, err := j.Find(t.Context(), jail.UUID(id))
+	if err != nil || len(found) > 0 {
+		t.Errorf("Find = %v, %v", found, err)
+	}
+	if got, err := j.Seek(t.Context(), []vm.ID{id}); err != nil || len(got) > 0 {
+		t.Errorf("Seek = %v, %v", got, err)
+	}
+	if seen > 0 {
+		t.Errorf("the arguments of process %d were looked at %d times", other.PID(), seen)
 	}
 }
 

@@ -6,61 +6,38 @@ import (
 	"fmt"
 	"net"
 	"os"
-	"path/filepath"
 	"strconv"
 
 	"golang.org/x/sys/unix"
 
 	"cocoonstack.io/cocoon/internal/errdefs"
+	"cocoonstack.io/cocoon/internal/proc"
 )
 
-// This file has what a hypervisor needs that makes its sockets itself: a folder in the runtime folder that its user owns, and nobody else can use. Whatever is in
-// it may have been made by a guest that has taken over its hypervisor. So nothing here follows a symbolic link there.
+// This file has what a hypervisor needs that makes its sockets itself: a folder of its user in the root of its process, small and in memory, which no path of
+// the node leads to and which ends with the process. Whatever is in it may have been made by a guest that has taken over its hypervisor. So nothing here
+// follows a symbolic link there.
 
-// Private makes the folder name empty, for the user uid alone, and opens it. The caller closes it.
-func (d Dir) Private(name string, uid uint32) (*os.File, error) {
-	path := d.short(name)
-	err := os.RemoveAll(path)
-	if err == nil {
-		err = os.Mkdir(path, 0o700)
-	}
-	if err == nil {
-		err = unix.Fchownat(d.fd(), name, int(uid), int(uid), unix.AT_SYMLINK_NOFOLLOW)
-	}
-	if err != nil {
-		return nil, fmt.Errorf("make the folder %s: %w", filepath.Join(d.f.Name(), name), err)
-	}
-	return openPrivate(d.fd(), name)
+// The limits of a private folder: a few sockets and links.
+const privateSize, privateFiles = 64 << 10, 32
+
+// NewPrivate returns a private folder for the process of the user uid, which finds it where a proc.RootFile says. The caller closes it.
+func NewPrivate(uid uint32) (*os.File, error) {
+	return proc.NewScratch(proc.User{UID: uid, GID: uid}, privateSize, privateFiles)
 }
 
-func openPrivate(at int, name string) (*os.File, error) {
-	fd, err := unix.Openat(at, name, unix.O_PATH|unix.O_DIRECTORY|unix.O_NOFOLLOW|unix.O_CLOEXEC, 0)
-	if err != nil {
-		return nil, fmt.Errorf("open the folder %s: %w", name, err)
-	}
-	return os.NewFile(uintptr(fd), name), nil
-}
-
-// RemovePrivate removes the folder that Private made in the runtime folder dir, with all that is in it. Idempotent.
-func RemovePrivate(dir, name string) error {
-	if err := os.RemoveAll(filepath.Join(dir, name)); err != nil {
-		return fmt.Errorf("remove the folder of a VM: %w", err)
-	}
-	return nil
-}
-
-// DialPrivate connects to the socket name in the folder dir, which Private made for uid. The process that listens must be of that user.
+// DialPrivate connects to the socket name in the private folder that p has at the path at. The process that listens must be of the user uid.
 // Errors: Unavailable.
-func DialPrivate(ctx context.Context, dir, name string, uid uint32) (net.Conn, error) {
-	conn, err := dialPrivate(ctx, dir, name, uid)
+func DialPrivate(ctx context.Context, p *proc.Process, at, name string, uid uint32) (net.Conn, error) {
+	conn, err := dialPrivate(ctx, p, at, name, uid)
 	if err != nil {
-		return nil, errdefs.Unavailablef("connect to %s: %w", filepath.Join(dir, name), err)
+		return nil, errdefs.Unavailablef("connect to %s: %w", name, err)
 	}
 	return conn, nil
 }
 
-func dialPrivate(ctx context.Context, dir, name string, uid uint32) (net.Conn, error) {
-	folder, err := openPrivate(unix.AT_FDCWD, dir)
+func dialPrivate(ctx context.Context, p *proc.Process, at, name string, uid uint32) (net.Conn, error) {
+	folder, err := p.Folder(at)
 	if err != nil {
 		return nil, err
 	}

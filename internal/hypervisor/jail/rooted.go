@@ -27,14 +27,14 @@ type Rooted struct {
 	Root    []proc.RootFile // with open files
 }
 
-// OpenRoot makes the folder of that name that belongs to the process, which finds it at the path at, and opens the files.
-func (l *Rooted) OpenRoot(name, at string) error {
+// OpenRoot makes the private folder of the process, which finds it at the path at, and opens the files. The folder is the first one of l.Root.
+func (l *Rooted) OpenRoot(at string) error {
 	l.Undo.Push(func(context.Context) error { return l.Jail.RemoveSockets(l.Plan.Dir) })
-	private, err := l.Dir.Private(name, l.UID)
+	private, err := NewPrivate(l.UID)
 	if err != nil {
 		return err
 	}
-	l.Root = append(l.Root, proc.RootFile{At: at, File: private})
+	l.Root = append(l.Root, proc.RootFile{At: at, File: private, Scratch: true})
 	for _, f := range l.Files {
 		file, err := OpenData(f.Path, f.Root, !f.ReadOnly)
 		if err != nil {

@@ -2,7 +2,6 @@ package qemu
 
 import (
 	"context"
-	"net"
 
 	"cocoonstack.io/cocoon/internal/hypervisor"
 	"cocoonstack.io/cocoon/internal/hypervisor/jail"
@@ -19,7 +18,7 @@ func (d *Driver) Adopt(ctx context.Context, raw hypervisor.Handle) (hypervisor.I
 	if err != nil {
 		return nil, err
 	}
-	p, err := d.jail.Open(h.Handle, h.UUID, func() (net.Conn, error) { return jail.Dial(ctx, h.Dir, qmpSocket) }, func() error { return endServers(ctx, h) })
+	p, err := d.jail.Open(h.Handle, h.UUID, func() bool { return jail.Listens(ctx, h.Dir, qmpSocket) }, func() error { return endServers(ctx, h) })
 	if err != nil {
 		return nil, err
 	}

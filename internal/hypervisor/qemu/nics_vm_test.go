@@ -4,7 +4,6 @@ package qemu
 
 import (
 	"fmt"
-	"os"
 	"os/exec"
 	"regexp"
 	"slices"
@@ -14,25 +13,9 @@ import (
 
 	"cocoonstack.io/cocoon/internal/errdefs"
 	"cocoonstack.io/cocoon/internal/hypervisor"
+	"cocoonstack.io/cocoon/internal/testkit/testguest"
 	"cocoonstack.io/cocoon/internal/vm"
 )
-
-// bridged creates a namespace with n taps on a bridge that has an address.
-func bridged(t testing.TB, n int) (ns string) {
-	t.Helper()
-	ns = fmt.Sprintf("cocoon-test-%d", os.Getpid())
-	run(t, "ip", "netns", "add", ns)
-	t.Cleanup(func() { _ = exec.Command("ip", "netns", "del", ns).Run() })
-	run(t, "ip", "-n", ns, "link", "add", "br0", "type", "bridge")
-	run(t, "ip", "-n", ns, "addr", "add", "10.9.8.1/24", "dev", "br0")
-	run(t, "ip", "-n", ns, "link", "set", "br0", "up")
-	for tap := range n {
-		name := fmt.Sprintf("tap%d", tap)
-		run(t, "ip", "-n", ns, "tuntap", "add", name, "mode", "tap", "vnet_hdr")
-		run(t, "ip", "-n", ns, "link", "set", name, "master", "br0", "up")
-	}
-	return ns
-}
 
 func pings(t testing.TB, ns, address string) bool {
 	t.Helper()
@@ -72,7 +55,7 @@ func carriers(t *testing.T, i hypervisor.Instance, nics ...vm.NIC) {
 // TestLinks starts a clone of a guest that sends packets, checks that the clone is silent, and replaces its NIC.
 func TestLinks(t *testing.T) {
 	a, d := needGuest(t), testDriver(t)
-	ns := bridged(t, 2)
+	ns := testguest.Bridged(t, 2)
 	p := a.plan(t)
 	p.NICs = []vm.NIC{{Tap: "tap0", NetNS: "/run/netns/" + ns, MAC: "02:00:00:00:00:42", MTU: 1400}}
 	i := start(t, d, p)
@@ -152,7 +135,7 @@ func TestLinks(t *testing.T) {
 // TestModels shows that a guest finds interfaces of each model on its PCI bus, also after it was saved and resumed.
 func TestModels(t *testing.T) {
 	a, d := needGuest(t), testDriver(t)
-	ns := bridged(t, 4)
+	ns := testguest.Bridged(t, 4)
 	p := a.firmware(t)
 	p.Models = []vm.NICModel{vm.NICE1000, vm.NICE1000E, "", vm.NICRTL8139}
 	for n := range p.Models {
@@ -190,7 +173,7 @@ func TestModels(t *testing.T) {
 // the interface is gone.
 func TestPluggedTraffic(t *testing.T) {
 	a, d := needGuest(t), testDriver(t)
-	ns := bridged(t, 2)
+	ns := testguest.Bridged(t, 2)
 	p := a.plan(t)
 	for n := range 2 {
 		p.NICs = append(p.NICs, vm.NIC{Tap: fmt.Sprintf("tap%d", n), NetNS: "/run/netns/" + ns, MAC: fmt.Sprintf("02:00:00:00:00:%02x", n), MTU: 1400, Place: n})

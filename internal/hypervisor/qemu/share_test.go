@@ -60,7 +60,7 @@ func shareOnly(t *testing.T) *launch {
 
 func serving(t *testing.T, l *launch) (n int) {
 	t.Helper()
-	found, err := proc.Find(func(_ int, args []string) bool { return slices.Contains(args, marker(jail.UUID(l.Plan.ID))) })
+	found, err := proc.Find(t.Context(), nil, func(_ int, args []string) bool { return slices.Contains(args, marker(jail.UUID(l.Plan.ID))) })
 	if err != nil {
 		t.Fatal(err)
 	}

@@ -129,7 +129,7 @@ func TestContract(t *testing.T) {
 				})
 			},
 			NICs: func(t *testing.T, n int) (nics []vm.NIC) {
-				ns := bridged(t, n)
+				ns := testguest.Bridged(t, n)
 				for i := range n {
 					nics = append(nics, vm.NIC{Tap: fmt.Sprintf("tap%d", i), NetNS: "/run/netns/" + ns, MAC: fmt.Sprintf("02:00:00:00:00:%02x", 0x40+i), MTU: 1400})
 				}

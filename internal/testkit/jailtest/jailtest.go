@@ -2,6 +2,7 @@
 package jailtest
 
 import (
+	"context"
 	"errors"
 	"fmt"
 	"os"
@@ -84,7 +85,7 @@ func WantInPod(t testing.TB, groups jail.Cgroups, pid int, parent string, id vm.
 func Left(t testing.TB, j *jail.Jail, p hypervisor.Plan) []string {
 	t.Helper()
 	var traces []string
-	found, err := j.Find(jail.UUID(p.ID))
+	found, err := j.Find(context.WithoutCancel(t.Context()), jail.UUID(p.ID))
 	if err != nil {
 		t.Fatal(err)
 	}

@@ -80,19 +80,27 @@ func Hypervisor(t testing.TB, name string) string {
 	t.Helper()
 	path := FindHypervisor(name)
 	if path == "" {
-		t.Skip(name + " is needed: run make hypervisors, put it into PATH, or name its folder by COCOON_TEST_BIN")
+		t.Skip(name + " is needed: run make hypervisors, put it into PATH or ../shared/bin, or name its folder by COCOON_TEST_BIN")
 	}
 	return path
 }
 
-// FindHypervisor finds a program of `make hypervisors` in PATH, in the folder COCOON_TEST_BIN, in bin/hypervisors, or in shared/bin beside the
-// checkout, and returns its path, "" if it is in none of them.
-func FindHypervisor(name string) string {
-	dirs := append(filepath.SplitList(os.Getenv("PATH")), os.Getenv("COCOON_TEST_BIN"))
+// HypervisorDirs are the folders beside those of PATH in which programs of `make hypervisors` may be: COCOON_TEST_BIN, bin/hypervisors, and
+// shared/bin beside the checkout.
+func HypervisorDirs() []string {
+	var dirs []string
+	if dir := os.Getenv("COCOON_TEST_BIN"); dir != "" {
+		dirs = append(dirs, dir)
+	}
 	if root, err := moduleRoot(); err == nil {
 		dirs = append(dirs, filepath.Join(root, "bin/hypervisors"), filepath.Join(root, "../shared/bin"))
 	}
-	for _, dir := range dirs {
+	return dirs
+}
+
+// FindHypervisor finds a program of `make hypervisors` in PATH or in HypervisorDirs, and returns its path, "" if it is in none of them.
+func FindHypervisor(name string) string {
+	for _, dir := range append(filepath.SplitList(os.Getenv("PATH")), HypervisorDirs()...) {
 		if dir == "" {
 			continue
 		}

@@ -4,6 +4,7 @@ import (
 	"fmt"
 	"os"
 	"path/filepath"
+	"slices"
 	"strings"
 	"testing"
 )
@@ -52,21 +53,46 @@ func TestBuiltFindsTheCheckout(t *testing.T) {
 	}
 }
 
+// TestHypervisorIsFoundOrSkipped: a program is found in PATH, in COCOON_TEST_BIN, in bin/hypervisors and in shared/bin beside the checkout. Where
+// it is in none of them, the test is skipped and says where it may be.
 func TestHypervisorIsFoundOrSkipped(t *testing.T) {
-	dir := t.TempDir()
-	want := filepath.Join(dir, "no-such-vmm")
-	t.Setenv("PATH", t.TempDir())
-	t.Setenv(RequireEnv, "1")
-	t.Setenv("COCOON_TEST_BIN", dir)
-	r := &recorder{TB: t}
-	Hypervisor(r, "no-such-vmm")
-	if r.failed != "" || !strings.Contains(r.skipped, "make hypervisors") {
-		t.Errorf("skipped %q, failed %q", r.skipped, r.failed)
-	}
-	if err := os.WriteFile(want, []byte("#!/bin/sh\n"), 0o755); err != nil {
+	top, err := filepath.EvalSymlinks(t.TempDir())
+	if err != nil {
 		t.Fatal(err)
 	}
-	if got := Hypervisor(t, "no-such-vmm"); got != want {
-		t.Errorf("got %q, want %q", got, want)
+	checkout, inPath, named := filepath.Join(top, "checkout"), filepath.Join(top, "path"), filepath.Join(top, "named")
+	for _, dir := range []string{checkout, inPath, named, filepath.Join(checkout, "bin/hypervisors"), filepath.Join(top, "shared/bin")} {
+		if err := os.MkdirAll(dir, 0o755); err != nil {
+			t.Fatal(err)
+		}
+	}
+	if err := os.WriteFile(filepath.Join(checkout, "go.mod"), []byte("module cocoonstack.io/cocoon\n"), 0o644); err != nil {
+		t.Fatal(err)
+	}
+	t.Chdir(checkout)
+	t.Setenv("PATH", inPath)
+	t.Setenv(RequireEnv, "1")
+	for _, bin := range []string{"", named} {
+		t.Setenv("COCOON_TEST_BIN", bin)
+		r := &recorder{TB: t}
+		Hypervisor(r, "vmm")
+		if r.failed != "" || !strings.Contains(r.skipped, "make hypervisors") || !strings.Contains(r.skipped, "PATH or ../shared/bin") || !strings.Contains(r.skipped, "COCOON_TEST_BIN") {
+			t.Errorf("skipped %q, failed %q", r.skipped, r.failed)
+		}
+	}
+	for _, dir := range []string{inPath, named, filepath.Join(checkout, "bin/hypervisors"), filepath.Join(top, "shared/bin")} {
+		want := filepath.Join(dir, "vmm")
+		if err := os.WriteFile(want, []byte("#!/bin/sh\n"), 0o755); err != nil {
+			t.Fatal(err)
+		}
+		if got := Hypervisor(t, "vmm"); got != want {
+			t.Errorf("got %q, want %q", got, want)
+		}
+		if dir != inPath && !slices.Contains(HypervisorDirs(), dir) {
+			t.Errorf("scripts do not find what is in %s", dir)
+		}
+		if err := os.Remove(want); err != nil {
+			t.Fatal(err)
+		}
 	}
 }
