@@ -32,7 +32,7 @@ case $mode in
   conformance) packages=(./test/conformance); set -- -v -timeout 0 -run '^TestConformance$' "$@" ;; # it stops the cluster when it is interrupted
   cri) packages=(./internal/testkit/containerdtest ./internal/container/containerd ./internal/app/cocoond ./test/cri); set -- -v -p 1 "$@" ;; # without -v the scores are hidden; critest uses fixed ports
   # Nothing can be left behind on the machine of make kvm-guest, which goes with the tests. One at a time: each takes 3 GiB.
-  kvm) exec go test -trimpath -vet=off -ldflags "-s -w" -tags vm,kvm -count=1 -p 1 -v -timeout 60m -exec "$PWD/hack/in-kvm.sh" "$@" ;;
+  kvm) exec go test -trimpath -vet=off -ldflags "-s -w" -tags vm,kvm,e2e -count=1 -p 1 -v -timeout 60m -exec "$PWD/hack/in-kvm.sh" "$@" ;;
   *) echo "usage: hack/test.sh vm|e2e|kubevirt|bench|soak|upgrade|host|conformance|cri|kvm" >&2; exit 2 ;;
 esac
 

@@ -103,6 +103,13 @@ func ParseVMSpec(annotations map[string]string) (VMSpec, error) {
 	return s, r.errs.err()
 }
 
+// ParseBackend reads the Backend of a VMSpec alone. Errors: Errors.
+func ParseBackend(annotations map[string]string) (Backend, error) {
+	r := &reader{from: annotations}
+	b := oneOf(r, KeyBackend, Backends()...)
+	return b, r.errs.err()
+}
+
 func (r *reader) storage() resource.Quantity {
 	v := r.from[KeyStorage]
 	if v == "" {

@@ -52,7 +52,7 @@ var acceptedFlags = []accepted{
 	{"max-cpu", "N", "a VM has the CPUs that it starts with", "vm debug"},
 	{"balloon", "MB", "a balloon has no fixed size", "vm debug"},
 	{"cow", "PATH", "cocoond chooses the path of the disk", "vm debug"},
-	{"ch", "PATH", "QEMU stands in for Cloud Hypervisor; --driver chooses the hypervisor", "vm debug"},
+	{"ch", "PATH", "--driver chooses the hypervisor, and the file of cocoond names its program (cloudHypervisor.binary)", "vm debug"},
 }
 
 // acceptedShort are the one-letter names of accepted flags.

@@ -81,6 +81,9 @@ func (n *node) Launch(_ context.Context, s vm.Spec) (vm.Record, error) {
 	}
 	n.launched = s
 	r := vm.Record{ID: "abcdefghijklmnop", Spec: s, State: vm.StateRunning, ImageType: vm.ImageOCI, Revision: 5}
+	if r.Driver = s.Driver; s.Driver == "cloud-hypervisor" { // which it lacks
+		r.Driver = "qemu"
+	}
 	if s.Image == "disk" {
 		r.ImageType = vm.ImageDisk
 	}
@@ -216,7 +219,8 @@ type images struct {
 type machine struct{}
 
 func (machine) Info(context.Context) (nodewire.NodeInfo, error) {
-	return nodewire.NodeInfo{Version: "v1", Hostname: "host", NetworkDetails: []nodewire.Network{
+	drivers := []nodewire.Driver{{Name: "cloud-hypervisor", Error: "Cloud Hypervisor is not installed"}, {Name: "firecracker", Version: "1.16.1", Accel: "kvm"}, {Name: "qemu", Default: true, Version: "7.2.22", Accel: "tcg", Why: "there is no KVM", Abilities: []string{"disk-images", "emulation", "pause", "save", "plug-disks", "plug-nics", "grow-disks", "resize", "links"}}}
+	return nodewire.NodeInfo{Version: "v1", Hostname: "host", Drivers: drivers, NetworkDetails: []nodewire.Network{
 		{Name: "default", Kind: "bridge", Default: true, Up: true, Bridge: "cocoon0", Subnet: "10.88.0.0/24", Gateway: "10.88.0.1", Leased: 4, Free: 249},
 		{Name: "lab", Kind: "cni", Error: "no plugin"},
 	}}, nil

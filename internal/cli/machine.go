@@ -72,6 +72,7 @@ func (a *app) runSpec(ctx context.Context, path string, f *specFlags, wait *wait
 		if err != nil {
 			return err
 		}
+		a.noteStandIn(ctx, c, r)
 		r, err = wait.settle(ctx, a, c, r)
 		return a.printVM(r, f.out, err)
 	})

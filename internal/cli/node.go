@@ -80,7 +80,33 @@ func (a *app) printInfo(i nodewire.NodeInfo) {
 				line("", "- "+note)
 			}
 		}
+		for n, text := range commaLines(d.Abilities, abilityWidth) {
+			if n == 0 {
+				line("", "- can: "+text)
+			} else {
+				line("", "  "+text)
+			}
+		}
 	}
+}
+
+// abilityWidth is how wide a list of abilities is, in bytes.
+const abilityWidth = 80
+
+// commaLines joins words by commas, in lines of at most width bytes, or of one word.
+func commaLines(words []string, width int) (lines []string) {
+	for n, w := range words {
+		w = textui.Cell(w)
+		if n < len(words)-1 {
+			w += ","
+		}
+		if last := len(lines) - 1; last >= 0 && len(lines[last])+1+len(w) <= width {
+			lines[last] += " " + w
+		} else {
+			lines = append(lines, w)
+		}
+	}
+	return lines
 }
 
 func (a *app) nodeResetCommand() *cobra.Command {

@@ -72,7 +72,7 @@ func (f *specFlags) add(cmd *cobra.Command) {
 	fs.StringVar(&f.firmware, "firmware", "", "bios or uefi, for disk images")
 	fs.StringToStringVar(&f.smbios, "smbios", nil, "what the firmware tells the guest, as KEY=VALUE: "+strings.Join(smbiosKeys(), ", ")+"; separated by commas, or repeated")
 	fs.BoolVar(&f.graphics, "graphics", false, "a screen, a keyboard and a mouse, for disk images; see vm vnc and vm screenshot")
-	fs.StringVar(&f.driver, "driver", "", "hypervisor (default: the node's); QEMU stands in for one that the node lacks")
+	fs.StringVar(&f.driver, "driver", "", "hypervisor (default: the node's); the default stands in for cloud-hypervisor or firecracker where that cannot run")
 	fs.BoolVar(&f.fc, "fc", false, "the same as --driver firecracker")
 	cmd.MarkFlagsMutuallyExclusive("driver", "fc")
 	f.cloudInit.add(cmd)
@@ -319,6 +319,7 @@ func (a *app) make(ctx context.Context, c *nodeclient.Client, f *specFlags, args
 	r, err := a.named(ctx, c, f, s, op)
 	if err == nil {
 		a.noteLogin(&f.cloudInit, r)
+		a.noteStandIn(ctx, c, r)
 		if f.firmware != "" && r.ImageType == vm.ImageOCI {
 			a.warn("--firmware has no effect: %s is a container image, whose kernel is loaded without firmware", textui.Cell(r.Spec.Image))
 		}
@@ -336,6 +337,23 @@ func (a *app) make(ctx context.Context, c *nodeclient.Client, f *specFlags, args
 		}
 	}
 	return r, err
+}
+
+// noteStandIn says that r runs in another hypervisor than the one that was asked for, and why.
+func (a *app) noteStandIn(ctx context.Context, c *nodeclient.Client, r vm.Record) {
+	want := r.Spec.Driver
+	if want == "" || r.Driver == "" || r.Driver == want {
+		return
+	}
+	why := ""
+	if i, err := c.Info(ctx); err == nil {
+		for _, d := range i.Drivers {
+			if d.Name == want && d.Error != "" {
+				why = ": " + textui.Cell(d.Error)
+			}
+		}
+	}
+	a.warn("VM %s runs in %s, which stands in for %s%s", r.Spec.Name, r.Driver, want, why)
 }
 
 // named calls op with s, under a generated name if none was given.

@@ -186,8 +186,9 @@ func (a *app) snapshotPullCommand() *cobra.Command {
 		Long: `Fetch a snapshot from an OCI registry. Every byte is verified before the snapshot is there; what snapshots of this node
 have already is not fetched.
 
-With --early the command returns when everything but the memory is here. A VM of Firecracker that is cloned from the
-snapshot then starts at once, and waits for the pages that it needs and that are not here yet; others wait for all of it.
+With --early the command returns when everything but the memory is here, if it is a snapshot of Firecracker: a VM that is
+cloned from it starts at once, and waits for the pages that it needs and that are not here yet. Another snapshot is pulled
+whole.
 
 With cocoon://HOST:PORT/SNAPSHOT it comes from another node, whose node API listens there and accepts this node's peer
 certificate.` + remoteHelp,
@@ -212,7 +213,7 @@ certificate.` + remoteHelp,
 		},
 	}
 	cmd.Flags().StringVar(&name, "name", "", "name of the snapshot here (default: the one it has)")
-	cmd.Flags().BoolVar(&early, "early", false, "return before the memory is here, which then comes when it is needed")
+	cmd.Flags().BoolVar(&early, "early", false, "return before the memory of a snapshot of Firecracker is here, which then comes when it is needed")
 	remote.add(cmd)
 	textui.OutputFlag(cmd, &out)
 	cmd.Flags().SortFlags = false

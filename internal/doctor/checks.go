@@ -20,6 +20,7 @@ import (
 	"golang.org/x/sys/unix"
 
 	"cocoonstack.io/cocoon/internal/errdefs"
+	"cocoonstack.io/cocoon/internal/proc"
 	"cocoonstack.io/cocoon/internal/sparse"
 )
 
@@ -317,4 +318,30 @@ func (d doctor) reflink(context.Context) finding {
 		return finding{status: OK, detail: fmt.Sprintf("not examined: %v", err)}
 	}
 	return finding{status: OK, detail: "yes: copies share their blocks"}
+}
+
+// mapped tests whether files of the state can be given to the user of one VM, as a mount that maps users does.
+func (d doctor) mapped(context.Context) finding {
+	if os.Geteuid() != 0 {
+		return finding{status: OK, detail: "not examined without root"}
+	}
+	err := proc.CanGive(d.cfg.StateDir)
+	switch {
+	case errdefs.IsNotFound(err):
+		return finding{status: OK, detail: "not examined: " + d.cfg.StateDir + " is not there yet"}
+	case errdefs.Is(err, errdefs.Unsupported):
+		return finding{Warn, err.Error(), "with Linux 5.12 or later, put the state on ext4, xfs or btrfs with --state-dir; QEMU runs without that"}
+	case err != nil:
+		return finding{status: OK, detail: fmt.Sprintf("not examined: %v", err)}
+	}
+	return finding{status: OK, detail: "yes: " + d.cfg.StateDir + " can map users"}
+}
+
+// userfaultfd looks for the device by which a process is told of the memory that it lacks.
+func (d doctor) userfaultfd(context.Context) finding {
+	path := filepath.Join(d.cfg.Dev, "userfaultfd")
+	if _, err := os.Stat(path); err != nil {
+		return finding{Warn, path + " is missing: clones begin when all of their memory is here", "use Linux 6.1 or later with CONFIG_USERFAULTFD"}
+	}
+	return finding{status: OK, detail: path}
 }

@@ -85,13 +85,17 @@ func (d doctor) pools(ctx context.Context) finding {
 }
 
 // drivers reports the hypervisors that VMs can ask for. One that the node lacks is no fault, unless it is the default. A daemon that does not
-// answer is no finding. A hypervisor without firmware runs container images only; `cocoon node info` says what it lacks.
+// answer is no finding. VM pods of a kubelet need theirs, too. A hypervisor without firmware runs container images only; `cocoon node info` says what it lacks.
 func (d doctor) drivers(ctx context.Context) finding {
 	ctx, cancel := context.WithTimeout(ctx, probeTimeout)
 	defer cancel()
 	all, err := d.cfg.Drivers(ctx)
 	if err != nil {
 		return finding{status: OK, detail: notAnswering}
+	}
+	pods := ""
+	if d.cfg.Kubelet != nil {
+		pods = d.cfg.Kubelet.Driver
 	}
 	var said []string
 	for _, x := range all {
@@ -101,9 +105,14 @@ func (d doctor) drivers(ctx context.Context) finding {
 			if len(x.Firmware) == 0 {
 				text += ", no disk images"
 			}
+			if x.Name == pods && !x.Default {
+				text += ", for VM pods of the kubelet"
+			}
 			said = append(said, text)
 		case x.Default:
 			return finding{Warn, x.Name + ", the default: " + x.Error, "do what it says, or choose another default by `cocoond --driver`"}
+		case x.Name == pods:
+			return finding{Warn, x.Name + ", in which VM pods of the kubelet run: " + x.Error, "do what it says"}
 		default:
 			said = append(said, "not "+x.Name+": "+x.Error)
 		}

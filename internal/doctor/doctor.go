@@ -130,12 +130,14 @@ func (d doctor) checks() []check {
 		check{name: "uefi firmware", feature: "disk images that need UEFI", look: d.firmware},
 		check{name: "swtpm", feature: "guests with a TPM", look: d.tpm},
 		check{name: "qemu-img", feature: "VMDK, VHD and VHDX disks", look: d.conversion})
+	all = append(all, check{name: "userfaultfd", feature: "clones in Firecracker that run before their memory is here", look: d.userfaultfd})
 	if d.cfg.StateDir != "" {
 		all = append(
 			all,
 			check{name: "state folder", feature: "everything", look: d.folder(d.cfg.StateDir), fix: makeFolder(d.cfg.StateDir)},
 			check{name: "disk space", feature: "images, disks and snapshots", look: d.space},
 			check{name: "reflink", feature: "quick copies of snapshots", look: d.reflink},
+			check{name: "mapped mounts", feature: "VMs in Cloud Hypervisor and Firecracker", look: d.mapped},
 		)
 	}
 	if d.cfg.RunDir != "" {

@@ -8,8 +8,11 @@ import (
 	"strings"
 	"testing"
 
+	"golang.org/x/sys/unix"
+
 	"cocoonstack.io/cocoon/internal/image"
 	"cocoonstack.io/cocoon/internal/nodewire"
+	"cocoonstack.io/cocoon/internal/testkit/need"
 	"cocoonstack.io/cocoon/internal/vm"
 	"cocoonstack.io/cocoon/internal/volume"
 )
@@ -48,7 +51,7 @@ func find(t *testing.T, checks []nodewire.Check, name string) nodewire.Check {
 func TestBareHost(t *testing.T) {
 	checks := Run(t.Context(), host(t, nil), false)
 	for name, want := range map[string]string{
-		"qemu": Fail, "tun": Fail, "guest kernel": Fail, "acceleration": Warn, "cgroup v2": Warn, "user namespaces": Warn,
+		"qemu": Fail, "tun": Fail, "guest kernel": Fail, "acceleration": Warn, "userfaultfd": Warn, "cgroup v2": Warn, "user namespaces": Warn,
 		"state folder": Warn, "run folder": Warn, "group": Warn,
 	} {
 		c := find(t, checks, name)
@@ -63,7 +66,7 @@ func TestBareHost(t *testing.T) {
 
 func TestGoodHost(t *testing.T) {
 	cfg := host(t, map[string]string{
-		"dev/kvm": "", "dev/net/tun": "", "proc/cpuinfo": "processor\t: 0\nflags\t\t: fpu vmx sse\n",
+		"dev/kvm": "", "dev/net/tun": "", "dev/userfaultfd": "", "proc/cpuinfo": "processor\t: 0\nflags\t\t: fpu vmx sse\n",
 		"proc/meminfo": "MemTotal: 9 kB\nMemAvailable:   8388608 kB\n", "proc/sys/user/max_user_namespaces": "1000\n",
 		"sys/fs/cgroup/cgroup.controllers": "cpu memory pids\n", "vmlinux": "x", "initramfs": "x", "state/x": "", "run/x": "",
 		"qemu": "#!/bin/sh\necho QEMU emulator version 7.2.22 'from somewhere'\n",
@@ -72,13 +75,26 @@ func TestGoodHost(t *testing.T) {
 		t.Fatal(err)
 	}
 	checks := Run(t.Context(), cfg, false)
-	for _, name := range []string{"qemu", "tun", "guest kernel", "acceleration", "cgroup v2", "user namespaces", "memory", "state folder", "run folder", "reflink"} {
+	for _, name := range []string{"qemu", "tun", "guest kernel", "acceleration", "cgroup v2", "user namespaces", "memory", "state folder", "run folder", "reflink", "userfaultfd", "mapped mounts"} {
 		if c := find(t, checks, name); c.Status != OK || c.Remedy != "" {
 			t.Errorf("%s: %+v", name, c)
 		}
 	}
 	if c := find(t, checks, "qemu"); !strings.HasSuffix(c.Detail, " 7.2.22") {
 		t.Errorf("qemu: %+v", c)
+	}
+}
+
+// TestMappedMounts: a state folder on a file system that does not map users is told, with what to do.
+func TestMappedMounts(t *testing.T) {
+	need.Root(t)
+	cfg := host(t, map[string]string{"state/x": ""})
+	if err := unix.Mount("ramfs", cfg.StateDir, "ramfs", 0, ""); err != nil {
+		t.Fatal(err)
+	}
+	t.Cleanup(func() { _ = unix.Unmount(cfg.StateDir, unix.MNT_DETACH) })
+	if c := find(t, Run(t.Context(), cfg, false), "mapped mounts"); c.Status != Warn || !strings.Contains(c.Detail, "cannot give it to the user of a VM") || !strings.Contains(c.Remedy, "--state-dir") {
+		t.Errorf("%+v", c)
 	}
 }
 
@@ -202,12 +218,21 @@ func TestDrivers(t *testing.T) {
 		all            []nodewire.Driver
 		err            error
 		status, detail string
+		kubelet        *Kubelet
 	}{
 		"no daemon": {err: errors.New("nobody"), status: OK, detail: "not examined: cocoond does not answer"},
-		"all":       {all: []nodewire.Driver{{Name: "cloud-hypervisor", Version: "53.0", Accel: "kvm"}, broken, qemu}, status: OK, detail: "cloud-hypervisor 53.0 by kvm, no disk images; not firecracker: it needs KVM; qemu 7.2.22 by kvm"},
-		"default":   {all: []nodewire.Driver{{Name: "firecracker", Error: "it needs KVM", Default: true}, qemu}, status: Warn, detail: "firecracker, the default: it needs KVM"},
+		"for pods": {
+			all:    []nodewire.Driver{{Name: "firecracker", Version: "1.16.1", Accel: "kvm", Default: true}, {Name: "qemu", Version: "7.2.22", Accel: "kvm", Firmware: []string{"bios"}}},
+			status: OK, detail: "firecracker 1.16.1 by kvm, no disk images; qemu 7.2.22 by kvm, for VM pods of the kubelet", kubelet: &Kubelet{Driver: "qemu"},
+		},
+		"not for pods": {
+			all:    []nodewire.Driver{{Name: "firecracker", Version: "1.16.1", Accel: "kvm", Default: true}, {Name: "qemu", Error: "it is not installed"}},
+			status: Warn, detail: "qemu, in which VM pods of the kubelet run: it is not installed", kubelet: &Kubelet{Driver: "qemu"},
+		},
+		"all":     {all: []nodewire.Driver{{Name: "cloud-hypervisor", Version: "53.0", Accel: "kvm"}, broken, qemu}, status: OK, detail: "cloud-hypervisor 53.0 by kvm, no disk images; not firecracker: it needs KVM; qemu 7.2.22 by kvm"},
+		"default": {all: []nodewire.Driver{{Name: "firecracker", Error: "it needs KVM", Default: true}, qemu}, status: Warn, detail: "firecracker, the default: it needs KVM"},
 	} {
-		d := doctor{Config{Drivers: func(context.Context) ([]nodewire.Driver, error) { return tc.all, tc.err }}}
+		d := doctor{Config{Kubelet: tc.kubelet, Drivers: func(context.Context) ([]nodewire.Driver, error) { return tc.all, tc.err }}}
 		if f := d.drivers(t.Context()); f.status != tc.status || f.detail != tc.detail || (f.status == Warn) != (f.remedy != "") {
 			t.Errorf("%s: %+v", name, f)
 		}

@@ -23,6 +23,7 @@ type Kubelet struct {
 	NetworkMode string // of cocoond: bridge or cni
 	ConfDir     string // folder of conflists
 	BinDirs     []string
+	Driver      string // in which VM pods run, whatever the default is
 	Root        string // below which the kubelet's files are; default /
 
 	// Ask asks the runtime at a socket who it is.

@@ -29,7 +29,9 @@ func TestCloneArriving(t *testing.T) {
 		}
 	})
 	ctx := t.Context()
-	web := r.must(r.Create(ctx, spec("web")))
+	small := spec("web")
+	small.Memory = vm.MinMemory // all of it is read again and again
+	web := r.must(r.Create(ctx, small))
 	if err := os.Truncate(web.Disks[0].Path, 16<<20); err != nil { // the image of the test world has an empty disk
 		t.Fatal(err)
 	}

@@ -56,6 +56,11 @@ func (m *machine) attachNIC(ctx context.Context, want vm.NICSpec) (vm.Record, er
 	if err := m.pluggable(ctx, r); err != nil {
 		return r, err
 	}
+	if want.LinkDown {
+		if err := m.possible(ctx, r.WithNIC(x.Spec, vm.NIC{LinkDown: true}, false)); err != nil {
+			return r, err
+		}
+	}
 	return attachNICOperation.run(ctx, m, &nicAttachment{moving{m, x}}, x.json())
 }
 

@@ -12,6 +12,7 @@ import (
 
 	"cocoonstack.io/cocoon/internal/engine/pool"
 	"cocoonstack.io/cocoon/internal/errdefs"
+	"cocoonstack.io/cocoon/internal/hypervisor"
 	"cocoonstack.io/cocoon/internal/image"
 	"cocoonstack.io/cocoon/internal/journal"
 	"cocoonstack.io/cocoon/internal/snapshot"
@@ -21,7 +22,8 @@ import (
 // Clone creates a VM that resumes from a snapshot. It returns when its CPUs run; the VM is ready when it has its own
 // identity.
 // Errors, before anything changes: NotFound (snapshot, image), InvalidArgument, AlreadyExists (name),
-// FailedPrecondition (it cannot resume here, and why). If it fails later, the whole VM is rolled back.
+// FailedPrecondition (it cannot resume here, and why), Unavailable (its hypervisor does not work here now), Unsupported (the hypervisor lacks what it
+// needs). If it fails later, the whole VM is rolled back.
 func (e *Engine) Clone(caller context.Context, spec vm.CloneSpec) (vm.Record, error) {
 	ctx, leave, err := e.life.enter(caller)
 	if err != nil {
@@ -226,7 +228,7 @@ func (n *node) holdFor(ctx context.Context, spec vm.CloneSpec) (snapshot.Held, e
 		return n.holdDir(ctx, store, spec.FromDir)
 	}
 	h, err := store.HoldArriving(ctx, spec.Snapshot)
-	if err == nil && h.Feed() != "" && (spec.Cold || !n.drivers.loadsLate(h.Snapshot().Hypervisor)) { // then it needs all of it
+	if err == nil && h.Feed() != "" && (spec.Cold || !hypervisor.LoadsLate(n.drivers[h.Snapshot().Hypervisor])) { // then it needs all of it
 		h.Release()
 		return store.Hold(ctx, spec.Snapshot)
 	}

@@ -42,12 +42,16 @@ func (n *node) designCopy(ctx context.Context, x snapshot.Snapshot, spec vm.Clon
 		return vm.Record{}, nil, err
 	}
 	if live {
-		if s.Accel, err = n.drivers.resumable(ctx, x, s.Accel); err != nil {
+		remedy := remedyClone
+		if s.Sandbox {
+			remedy = remedySandbox
+		}
+		if s.Accel, err = n.drivers.resumable(ctx, x, s.Accel, remedy); err != nil {
 			return vm.Record{}, nil, err
 		}
 	}
 	driver := x.Hypervisor
-	if !n.drivers.usable(ctx, driver) { // any driver here can boot its disks
+	if !live && !n.drivers.usable(ctx, driver) { // any driver here can boot its disks
 		driver = n.cfg.DefaultDriver
 	}
 	images, err := n.imagesOf(ctx, x)
@@ -92,6 +96,9 @@ func (n *node) designCopy(ctx context.Context, x snapshot.Snapshot, spec vm.Clon
 	if live || r.ImageType == vm.ImageOCI { // a disk guest that boots gets its identity from its seed
 		r.Cloned = live
 		r.Resume = &vm.Resume{Clone: true, MachineID: newMachineID(), SSHHostKeys: spec.SSHHostKeys}
+	}
+	if err := n.possible(ctx, r); err != nil {
+		return r, nil, err
 	}
 	if live {
 		r.Resume.Fresh = x.Fresh

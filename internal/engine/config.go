@@ -44,6 +44,7 @@ type Config struct {
 	// know an id before that gets any, and until it has given them back. An error leaves them as they are. nil: there is nothing else.
 	Others func(ctx context.Context, id vm.ID) (bool, error)
 
+	AnswerTimeout   time.Duration // how long a hypervisor may take to let a guest run or not, before the engine goes on without it and tries that again; 10 s
 	AgentTimeout    time.Duration // how long exec and similar calls wait until a guest is ready; 2 min (emulated guests are slow)
 	StopMargin      time.Duration // extra time after a guest's grace period to sync and power off; 5 s
 	PoweroffTimeout time.Duration // from the acknowledged exit of the main process until the VM is killed; 15 s
@@ -114,6 +115,7 @@ func (c *Config) complete() (err error) {
 		value *time.Duration
 		def   time.Duration
 	}{
+		{&c.AnswerTimeout, 10 * time.Second},
 		{&c.AgentTimeout, 2 * time.Minute},
 		{&c.StopMargin, 5 * time.Second},
 		{&c.PoweroffTimeout, 15 * time.Second},

@@ -110,7 +110,7 @@ func (n *node) planAndCreate(ctx context.Context, spec vm.Spec, anySize bool, o 
 	if err := n.designAttached(ctx, &r); err != nil {
 		return vm.Record{}, err
 	}
-	if err := n.drivers.check(ctx, driver, n.planOf(r)); err != nil {
+	if err := n.possible(ctx, r); err != nil {
 		return vm.Record{}, err
 	}
 	return o.create(ctx, n, r, func(m *machine) *creation {

@@ -10,7 +10,7 @@ import (
 
 	"cocoonstack.io/cocoon/internal/errdefs"
 	"cocoonstack.io/cocoon/internal/hypervisor"
-	"cocoonstack.io/cocoon/internal/snapshot"
+	"cocoonstack.io/cocoon/internal/undo"
 	"cocoonstack.io/cocoon/internal/vm"
 )
 
@@ -60,12 +60,6 @@ func (ds drivers) firmware(name string) vm.Firmware {
 	return vm.FirmwareBIOS
 }
 
-// loadsLate reports whether guests of the driver with that name can resume before their memory is here.
-func (ds drivers) loadsLate(name string) bool {
-	l, ok := hypervisor.As[hypervisor.LateLoader](ds[name])
-	return ok && l.LoadsLate() == ""
-}
-
 // names lists the drivers for a message.
 func (ds drivers) names() string { return list(slices.Collect(maps.Keys(ds))) }
 
@@ -85,6 +79,8 @@ func (ds drivers) reap(ctx context.Context, r vm.Record, dir string) error {
 	if err != nil {
 		return err
 	}
+	ctx, cancel := context.WithTimeout(ctx, undo.Limit) // a process that waits for a disk may not end
+	defer cancel()
 	if len(r.Handle) > 0 {
 		inst, err := d.Adopt(ctx, hypervisor.Handle(r.Handle))
 		if err == nil {
@@ -136,28 +132,6 @@ func (ds drivers) lastExit(ctx context.Context, r vm.Record) ending {
 	}
 	exit, err := t.LastExit(ctx, hypervisor.Handle(r.Handle))
 	return ending{exit: exit, lost: err != nil}
-}
-
-// resumable refuses saved state that cannot resume here, and returns the accelerator with which it can. An emulated
-// guest stays emulated, even if something better is available now.
-func (ds drivers) resumable(ctx context.Context, x snapshot.Snapshot, accel vm.Accel) (vm.Accel, error) {
-	d := ds[x.Hypervisor]
-	if d == nil {
-		return accel, errdefs.Preconditionf("it was saved by the hypervisor %s, but this node has only %s; clone it on a node with that hypervisor, or clone it cold", x.Hypervisor, ds.names())
-	}
-	teller, ok := hypervisor.As[hypervisor.MachineTeller](d)
-	if !ok {
-		return accel, errdefs.Unsupportedf("driver %s cannot resume from saved memory; clone it cold", d.Name())
-	}
-	host, err := teller.Machine(ctx, accel)
-	if err != nil {
-		return accel, err
-	}
-	err = x.Machine.Resumes(host)
-	if err != nil && accel == vm.AccelAuto && x.Machine.Accel == vm.AccelTCG && host.Accel != vm.AccelTCG {
-		return ds.resumable(ctx, x, vm.AccelTCG)
-	}
-	return accel, err
 }
 
 // ending says how a process ended.

@@ -9,6 +9,7 @@ import (
 	"cocoonstack.io/cocoon/internal/hypervisor"
 	"cocoonstack.io/cocoon/internal/journal"
 	"cocoonstack.io/cocoon/internal/snapshot"
+	"cocoonstack.io/cocoon/internal/undo"
 	"cocoonstack.io/cocoon/internal/vm"
 )
 
@@ -139,12 +140,11 @@ func (h *hibernate) undo(ctx context.Context, err error) error {
 // ended meanwhile is no error: its end is recorded as any other.
 func (h *hibernate) undoUnstored(ctx context.Context, cause error) error {
 	if run := h.run.Load(); run != nil && !run.Over() {
-		if err := h.pauser.Resume(context.WithoutCancel(ctx)); err != nil && !errdefs.IsNotFound(err) {
+		if err := h.settlePause(context.WithoutCancel(ctx), run); err != nil {
 			err = errors.Join(cause, fmt.Errorf("its guest stays paused: %w; restart cocoond or the VM", err))
 			h.fail(ctx, opHibernate, h.record().Reason, err)
 			return err
 		}
-		run.Held.Store(false)
 	}
 	h.settleFailed(ctx, opHibernate, same)
 	h.tidy()
@@ -158,7 +158,9 @@ func (h *hibernate) undoUnstored(ctx context.Context, cause error) error {
 func (h *hibernate) undoStored(ctx context.Context, cause error) error {
 	_, err := h.commit(ctx, h.step(stepUndo), same)
 	if err == nil {
-		err = h.pauser.Resume(ctx)
+		limited, cancel := context.WithTimeout(ctx, undo.Limit)
+		err = h.pauser.Resume(limited)
+		cancel()
 	}
 	run := h.run.Load()
 	if errdefs.IsNotFound(err) || run == nil || run.Over() {

@@ -28,6 +28,32 @@ func (r *rig) overlays(id vm.ID) (out []string) {
 	return out
 }
 
+// TestWakeRemovesDisk: the first wake of a VM removes its old raw disk. The VM runs on a copy of the saved one.
+func TestWakeRemovesDisk(t *testing.T) {
+	r := newRig(t, func(r *rig) {
+		if err := r.world.RawOnly(); err != nil {
+			t.Fatal(err)
+		}
+	})
+	ctx := t.Context()
+	was := writable(t, r.must(r.Launch(ctx, spec("web")))).Path
+	r.await("web", "ready", ready)
+	r.must(r.Hibernate(ctx, "web", ""))
+	now := writable(t, r.must(r.Wake(ctx, "web"))).Path
+	if _, err := os.Stat(was); now == was || !os.IsNotExist(err) {
+		t.Errorf("the VM has the disk %s, and its first one %s is there: %v", now, was, err)
+	}
+}
+
+func writable(t *testing.T, r vm.Record) vm.Disk {
+	t.Helper()
+	at := slices.IndexFunc(r.Disks, func(d vm.Disk) bool { return !d.ReadOnly })
+	if at < 0 {
+		t.Fatalf("no disk of %+v can be written to", r)
+	}
+	return r.Disks[at]
+}
+
 func TestHibernateAndWake(t *testing.T) {
 	r, ctx := newRig(t), t.Context()
 	rec, g := r.source()

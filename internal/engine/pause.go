@@ -3,6 +3,7 @@ package engine
 import (
 	"context"
 	"errors"
+	"time"
 
 	"cocoonstack.io/cocoon/internal/errdefs"
 	"cocoonstack.io/cocoon/internal/hypervisor"
@@ -70,14 +71,17 @@ func (m *machine) unpause(ctx context.Context) (vm.Record, error) {
 	if r, err = m.update(ctx, func(r *vm.Record) { r.Paused = "" }); err != nil {
 		return r, err
 	}
-	if err := pauser.Resume(ctx); err != nil {
+	// The caller may go away: then nobody would know whether the guest runs.
+	limited, cancel := context.WithTimeout(context.WithoutCancel(ctx), undo.Limit)
+	defer cancel()
+	if err := pauser.Resume(limited); err != nil {
 		if run.Over() || errdefs.IsNotFound(err) {
 			return r, errdefs.Preconditionf("its process has ended")
 		}
 		if _, failed := m.update(ctx, func(r *vm.Record) { r.Paused = was }); failed != nil { // the next recovery resumes it
-			err = errors.Join(err, failed)
+			return m.record(), errors.Join(err, failed)
 		}
-		return m.record(), err
+		return m.record(), errors.Join(err, m.settlePause(context.WithoutCancel(ctx), run)) // it may run nevertheless
 	}
 	run.Held.Store(false)
 	if was == vm.PausedOnRequest { // its clock stood still
@@ -103,11 +107,62 @@ func (m *machine) pauser() (*run, hypervisor.Pauser, error) {
 	return run, pauser, nil
 }
 
-// settlePause makes the guest of an adopted process run, or not, as the record says. An earlier engine may have been killed between
-// the record and the guest, or while it saved the guest.
+// settlePause makes the guest of a process run, or not, as the record says: an earlier engine may have been killed between the record and
+// the guest, or while it saved the guest, and a save may have failed before it let the guest go on. If the process does not answer, which a guest can
+// bring about, a worker does it later: no other VM, and no other operation on this one, waits for that.
 func (m *machine) settlePause(ctx context.Context, run *run) error {
-	if m.record().Paused == "" {
-		return run.Unpause(ctx)
+	late, err := m.settleNow(ctx, run)
+	if !late {
+		return err
 	}
-	return run.Pause(ctx)
+	m.log.Warn("hypervisor does not answer, its guest is paused or resumed later", "vm", m.id, "err", err)
+	run.Held.Store(true)
+	m.life.spawn(func(ctx context.Context) { m.settleLater(ctx, run) })
+	return nil
+}
+
+// settleNow is settlePause without the worker. It reports whether the process has not answered.
+func (m *machine) settleNow(ctx context.Context, run *run) (late bool, err error) {
+	limited, cancel := context.WithTimeout(ctx, m.cfg.AnswerTimeout)
+	defer cancel()
+	paused := m.record().Paused != ""
+	if paused {
+		err = run.Pause(limited)
+	} else {
+		err = run.Unpause(limited)
+	}
+	if err == nil {
+		run.Held.Store(paused)
+	}
+	return err != nil && ctx.Err() == nil && limited.Err() != nil, err
+}
+
+// settleLater tries settlePause until the process answers or has ended.
+func (m *machine) settleLater(ctx context.Context, run *run) {
+	tick := time.NewTicker(m.cfg.AnswerTimeout)
+	defer tick.Stop()
+	for {
+		select {
+		case <-tick.C:
+		case <-run.Ended():
+			return
+		case <-ctx.Done():
+			return
+		}
+		release, err := m.vms.queue.Lock(ctx, m.id)
+		if err != nil {
+			return
+		}
+		late, err := m.settleNow(ctx, run)
+		release()
+		switch {
+		case late:
+			continue
+		case err != nil:
+			m.log.Error("guest not paused or resumed", "vm", m.id, "err", err)
+		default:
+			m.log.Info("hypervisor answers again", "vm", m.id)
+		}
+		return
+	}
 }

@@ -11,6 +11,7 @@ import (
 	"time"
 
 	"cocoonstack.io/cocoon/internal/engine"
+	"cocoonstack.io/cocoon/internal/engine/enginetest"
 	"cocoonstack.io/cocoon/internal/errdefs"
 	"cocoonstack.io/cocoon/internal/guest"
 	"cocoonstack.io/cocoon/internal/hypervisor"
@@ -175,6 +176,68 @@ func TestPauseFails(t *testing.T) {
 	r.isPaused(true)
 	fail()
 	r.must(r.Unpause(ctx, "web"))
+	r.isPaused(false)
+}
+
+// TestSilentHypervisor: a hypervisor that does not answer, which its guest can bring about, keeps no other VM waiting when cocoond starts again. Its guest, which an
+// earlier save has left paused, goes on when it answers, and the VM can be killed before that.
+func TestSilentHypervisor(t *testing.T) {
+	answers := make(chan struct{})
+	var mute atomic.Pointer[vm.ID]
+	r := newRig(t, func(r *rig) {
+		r.cfg = engine.Config{AnswerTimeout: 50 * time.Millisecond}
+		r.world.Mute = func(ctx context.Context, id vm.ID) error {
+			if of := mute.Load(); of == nil || *of != id {
+				return nil
+			}
+			select {
+			case <-answers:
+				return nil
+			case <-ctx.Done():
+				return ctx.Err()
+			}
+		}
+	})
+	ctx := t.Context()
+	web, db := r.must(r.Launch(ctx, spec("web"))), r.must(r.Launch(ctx, spec("db")))
+	if err := r.world.Guest(web.ID).Pause(ctx); err != nil {
+		t.Fatal(err)
+	}
+	mute.Store(&web.ID)
+	r.restart()
+	if rec := r.must(r.Stop(ctx, "db", 0)); rec.State != vm.StateStopped {
+		t.Errorf("another VM: %+v", rec)
+	}
+	if rec := r.must(r.Inspect(ctx, "web")); rec.State != vm.StateRunning || rec.PID != web.PID {
+		t.Errorf("the VM: %+v", rec)
+	}
+	close(answers)
+	if err := r.world.Guest(web.ID).Await(ctx, func(s enginetest.Self) bool { return !s.Paused }); err != nil {
+		t.Errorf("its hypervisor answers again, and its guest is paused: %v", err)
+	}
+	r.isPaused(false)
+
+	answers, db = make(chan struct{}), r.must(r.Start(ctx, "db"))
+	mute.Store(&db.ID)
+	r.restart()
+	if rec := r.must(r.Stop(ctx, "db", 0)); rec.State != vm.StateStopped {
+		t.Errorf("killed: %+v", rec)
+	}
+}
+
+// TestSaveLeavesPaused: a save that fails when its driver no longer waits to let the guest go on leaves a guest that runs.
+func TestSaveLeavesPaused(t *testing.T) {
+	r, fail := failing(t)
+	ctx := t.Context()
+	r.world.Stuck = true
+	r.must(r.Launch(ctx, spec("web")))
+	r.await("web", "ready", ready)
+	fail("driver.Save done")
+	_, err := r.SaveSnapshot(ctx, "web", vm.SaveSpec{Name: "gold"})
+	wantClass(t, "save", err, errdefs.Unavailable)
+	r.isPaused(false)
+	_, err = r.Hibernate(ctx, "web", "")
+	wantClass(t, "hibernate", err, errdefs.Unavailable)
 	r.isPaused(false)
 }
 

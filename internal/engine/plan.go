@@ -144,6 +144,17 @@ func (n *node) startable(r vm.Record) error {
 	return err
 }
 
+// possible returns an error if the driver of r can never start r. It may run before the interfaces of r exist.
+func (n *node) possible(ctx context.Context, r vm.Record) error {
+	p := n.planOf(r)
+	if len(p.NICs) == 0 {
+		for i, s := range r.Spec.NICs {
+			p.NICs = append(p.NICs, vm.NIC{Place: r.Spec.Place(i), LinkDown: s.LinkDown})
+		}
+	}
+	return n.drivers.check(ctx, r.Driver, p)
+}
+
 // planOf returns what the driver needs to start the VM of r.
 func (n *node) planOf(r vm.Record) hypervisor.Plan {
 	port := guest.PortCocoon

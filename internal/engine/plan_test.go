@@ -208,7 +208,20 @@ func TestLimitsOfDisks(t *testing.T) {
 			}
 		}
 	}
+	if in := incomingOf(kept{x: x}); in.DiskRate != r {
+		t.Errorf("the driver hears of %+v in the saved state", in.DiskRate)
+	}
 }
+
+// kept is a snapshot without files.
+type kept struct {
+	snapshot.Held
+	x snapshot.Snapshot
+}
+
+func (k kept) Snapshot() snapshot.Snapshot { return k.x }
+func (kept) Dir() string                   { return "/" }
+func (kept) Feed() string                  { return "" }
 
 // based is a store whose images have layers.
 type based struct {

@@ -16,7 +16,8 @@ import (
 // Restore returns the VM of ref, running or not, to a snapshot that was taken of it: to its memory or, if it has
 // none, to its disks, which the VM boots. Changes since the snapshot are lost. The old disks are removed when the
 // guest has answered, or has run for a while if it has no agent.
-// Errors: NotFound, FailedPrecondition (a snapshot of another VM, another kind of machine) before anything changes.
+// Errors: NotFound, FailedPrecondition (a snapshot of another VM, another kind of machine), Unavailable (the hypervisor does not work here now) before
+// anything changes.
 // If it fails after the process was ended, the VM is stopped, or hibernated as before, and has its earlier disks.
 func (e *Engine) Restore(caller context.Context, ref, snap string) (vm.Record, error) {
 	return e.operate(caller, opRestore, ref, func(m *machine, ctx context.Context) (vm.Record, error) {
@@ -85,9 +86,11 @@ func (n *node) restorable(ctx context.Context, r vm.Record, x snapshot.Snapshot)
 		if err := n.startable(r); err != nil {
 			return nil, err
 		}
+	} else if x.Hypervisor != r.Driver {
+		return nil, errdefs.Preconditionf("it was saved by %s, and the VM runs in %s, which cannot read that; clone the snapshot instead", savedBy(x), r.Driver)
 	} else if !r.Spec.SameNICs(x.Record.Spec) {
 		return nil, errdefs.Preconditionf("the VM has got or given back network interfaces since snapshot %s was taken, and a resumed guest has those of then; attach and detach interfaces until it has the same, or clone the snapshot", x.Name)
-	} else if _, err := n.drivers.resumable(ctx, x, r.Spec.Accel); err != nil {
+	} else if _, err := n.drivers.resumable(ctx, x, r.Spec.Accel, remedyRestore); err != nil {
 		return nil, err
 	}
 	return n.imagesOf(vm.OnBehalf(ctx, vm.Owner{}), x) // the VM uses them already
@@ -224,7 +227,7 @@ func (s *restore) identify(ctx context.Context, r *vm.Record) (err error) {
 		r.Resume.MachineID = newMachineID()
 	}
 	r.Resume.Fresh = s.x.Fresh
-	if r.Spec.Accel, err = s.drivers.resumable(ctx, s.x, r.Spec.Accel); err != nil {
+	if r.Spec.Accel, err = s.drivers.resumable(ctx, s.x, r.Spec.Accel, remedyRestore); err != nil {
 		return err
 	}
 	if r.Containers, err = containersIn(s.x, r.Spec, true); err != nil {

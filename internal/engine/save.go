@@ -108,6 +108,9 @@ func (s *save) undo(ctx context.Context, err error) error {
 		s.log.Error("snapshot saved, but the journal did not record it", "vm", s.id, "snapshot", s.x.ID, "err", err)
 		return nil
 	}
+	if run := s.run.Load(); run != nil && !run.Over() { // its driver gives up to let the guest go on when that takes long
+		err = errors.Join(err, s.settlePause(context.WithoutCancel(ctx), run))
+	}
 	err = errors.Join(err, s.dropKept(context.WithoutCancel(ctx), s.draft.ID()))
 	s.settleFailed(ctx, opSave, same)
 	s.tidy()
@@ -145,7 +148,7 @@ func listed(r *vm.Record, id string) {
 // snapshotArgs are the journal arguments of operations with a snapshot.
 type snapshotArgs struct {
 	Snapshot string   `json:"snapshot"`        // id; for save and hibernate: of the snapshot to be made
-	Files    []string `json:"files,omitempty"` // for restore: disks in the VM's folder that are not needed after it
+	Files    []string `json:"files,omitempty"` // for wake and restore: disks in the VM's folder that may not be needed after it
 	Slept    string   `json:"slept,omitempty"` // for restore: id of the snapshot that the VM was hibernated in
 	// Was, for restore, is the record that the VM returns to if its guest does not answer.
 	Was *vm.Record `json:"was,omitempty"`

@@ -22,6 +22,12 @@ func (v nicVerbs) SetLink(caller context.Context, vmRef, ref string, down bool) 
 	})
 }
 
+// linkTaken returns r with the link of its i-th interface down.
+func linkTaken(r vm.Record, i int) vm.Record {
+	r.Spec = r.Spec.WithLink(i, true)
+	return r.WithLink(i, true)
+}
+
 func (m *machine) setLink(ctx context.Context, ref string, down bool) (vm.Record, error) {
 	r := m.record()
 	i, err := r.Spec.NICBy(ref, r.NICs)
@@ -34,6 +40,11 @@ func (m *machine) setLink(ctx context.Context, ref string, down bool) (vm.Record
 	}
 	if r.State == vm.StateError {
 		return r, broken(r)
+	}
+	if down {
+		if err := m.possible(ctx, linkTaken(r, i)); err != nil {
+			return r, err
+		}
 	}
 	want := func(down bool) func(*vm.Record) { return func(r *vm.Record) { r.Spec = r.Spec.WithLink(i, down) } }
 	if r.State != vm.StateRunning {

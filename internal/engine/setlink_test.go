@@ -4,10 +4,14 @@ import (
 	"context"
 	"errors"
 	"maps"
+	"slices"
+	"strings"
 	"sync/atomic"
 	"testing"
 
+	"cocoonstack.io/cocoon/internal/engine/enginetest"
 	"cocoonstack.io/cocoon/internal/errdefs"
+	"cocoonstack.io/cocoon/internal/hypervisor"
 	"cocoonstack.io/cocoon/internal/testkit/diff"
 	"cocoonstack.io/cocoon/internal/vm"
 )
@@ -165,6 +169,87 @@ func TestSetLinkFails(t *testing.T) {
 		r.hasLinks(rec, call)
 	}
 	if err := r.Remove(ctx, "web", true); err != nil {
+		t.Fatal(err)
+	}
+	r.clean()
+}
+
+// linkless is a driver like those whose guests always have their carriers: it only opens the links of a clone.
+type linkless struct{ enginetest.Driver }
+
+func (d linkless) Check(_ context.Context, p hypervisor.Plan) error {
+	if slices.ContainsFunc(p.NICs, func(n vm.NIC) bool { return n.LinkDown }) {
+		return errdefs.Unsupportedf("it has no interfaces without a carrier; use another driver")
+	}
+	return nil
+}
+
+func (d linkless) Launch(ctx context.Context, p hypervisor.Plan) (hypervisor.Instance, error) {
+	i, err := d.Driver.Launch(ctx, p)
+	if err != nil {
+		return nil, err
+	}
+	saver, _ := hypervisor.As[hypervisor.Snapshotter](i)
+	dialer, _ := hypervisor.As[hypervisor.GuestDialer](i)
+	pauser, _ := hypervisor.As[hypervisor.Pauser](i)
+	linker, _ := hypervisor.As[hypervisor.Linker](i)
+	plugger, _ := hypervisor.As[hypervisor.NICPlugger](i)
+	return opening{i, saver, dialer, pauser, plugger, linker}, nil
+}
+
+type opening struct {
+	hypervisor.Instance
+	hypervisor.Snapshotter
+	hypervisor.GuestDialer
+	hypervisor.Pauser
+	hypervisor.NICPlugger
+	links hypervisor.Linker
+}
+
+func (o opening) OpenLink(ctx context.Context, place int) error {
+	return o.links.SetLink(ctx, place, true)
+}
+
+// A driver that cannot take a carrier says so before anything is changed, whether the VM runs or not. The links of its clones open all the same.
+func TestNoLinkDown(t *testing.T) {
+	r, ctx := newRig(t, func(r *rig) { r.vmm = linkless{r.world.Driver()} }), t.Context()
+	down := spec("down")
+	down.NICs = []vm.NICSpec{{LinkDown: true}}
+	_, err := r.Launch(ctx, down)
+	r.refused("a VM with its link down", errdefs.Unsupported, err)
+	r.clean()
+	r.must(r.Launch(ctx, spec("web")))
+	r.await("web", "ready", ready)
+	unchanged := func(what string, act func() error) {
+		t.Helper()
+		before := r.must(r.Inspect(ctx, "web"))
+		err := act()
+		r.refused(what, errdefs.Unsupported, err)
+		if err != nil && !strings.Contains(err.Error(), "use another driver") {
+			t.Errorf("%s: no remedy: %v", what, err)
+		}
+		if after := r.must(r.Inspect(ctx, "web")); after.Revision != before.Revision {
+			t.Errorf("%s: its record was changed: %s", what, diff.Of(before, after))
+		}
+	}
+	unchanged("set the link of a running VM down", func() error { return setLink(true)(ctx, r) })
+	unchanged("attach an interface with its link down", func() error { return plugDown(ctx, r) })
+	if err := setLink(false)(ctx, r); err != nil {
+		t.Errorf("it is up: %v", err)
+	}
+	if err := save(ctx, r); err != nil {
+		t.Fatal(err)
+	}
+	r.must(r.Clone(ctx, vm.CloneSpec{Snapshot: r.must(r.Inspect(ctx, "web")).SnapshotIDs[0], Name: "copy"}))
+	r.hasLinks(r.await("copy", "ready", ready), "a clone")
+	r.must(r.Stop(ctx, "web", 0))
+	unchanged("set the link of a stopped VM down", func() error { return setLink(true)(ctx, r) })
+	for _, name := range []string{"web", "copy"} {
+		if err := r.Remove(ctx, name, true); err != nil {
+			t.Fatal(err)
+		}
+	}
+	if err := r.RemoveSnapshot(ctx, "gold"); err != nil {
 		t.Fatal(err)
 	}
 	r.clean()

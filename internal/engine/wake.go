@@ -16,7 +16,7 @@ import (
 // Wake resumes a hibernated VM. Waking a running VM is no error. If it fails, the VM stays hibernated and can be
 // woken again. Wake returns, and removes the snapshot, when the guest has answered, or has run for a while if it has
 // no agent.
-// Errors: FailedPrecondition (not hibernated, another kind of machine), DataLoss (its snapshot is gone or damaged).
+// Errors: FailedPrecondition (not hibernated, another kind of machine), Unavailable (the hypervisor does not work here now), DataLoss (its snapshot is gone or damaged).
 func (e *Engine) Wake(caller context.Context, ref string) (vm.Record, error) {
 	return e.operate(caller, opWake, ref, (*machine).wake)
 }
@@ -47,12 +47,13 @@ func (m *machine) wake(ctx context.Context) (vm.Record, error) {
 	if err := h.Verify(ctx); err != nil {
 		return m.unusable(ctx, err)
 	}
-	accel, err := m.drivers.resumable(ctx, h.Snapshot(), r.Spec.Accel)
+	accel, err := m.drivers.resumable(ctx, h.Snapshot(), r.Spec.Accel, remedyWake)
 	if err != nil {
 		return r, err
 	}
-	w := &wake{machine: m, held: h, accel: accel, was: r}
-	return wakeOperation.run(ctx, m, w, snapshotArgs{Snapshot: r.Snapshot}.json())
+	args := snapshotArgs{Snapshot: r.Snapshot, Files: ownFiles(m.dirs.state(m.id), r.Disks)}
+	w := &wake{machine: m, held: h, accel: accel, was: r, args: args}
+	return wakeOperation.run(ctx, m, w, args.json())
 }
 
 // wake resumes a hibernated VM.
@@ -62,6 +63,7 @@ type wake struct {
 	accel vm.Accel
 	was   vm.Record // the VM while it is hibernated
 	back  undo.Stack
+	args  snapshotArgs
 	aftermath
 }
 
@@ -76,7 +78,7 @@ var wakeOperation = operation[*wake]{
 
 func recallWake(m *machine, in journal.Intent) (*wake, error) {
 	args, err := argsOfSnapshot(in)
-	w := &wake{machine: m, was: m.record()}
+	w := &wake{machine: m, was: m.record(), args: args}
 	w.was.State, w.was.Snapshot, w.was.Disks, w.was.Attached = vm.StateHibernated, args.Snapshot, below(w.was.Disks), unsized(w.was.Attached)
 	return w, err
 }
@@ -169,7 +171,7 @@ func (w *wake) answer(context.Context) (outcome, error) {
 }
 
 func (w *wake) clean(ctx context.Context) (outcome, error) {
-	done, err := w.aftermath.clean(ctx, w.machine, w.was.Snapshot)
+	done, err := w.aftermath.clean(ctx, w.machine, w.was.Snapshot, w.args.Files...)
 	done.then = w.shorten
 	return done, err
 }
@@ -196,7 +198,7 @@ func (w *wake) undo(ctx context.Context, cause error) error {
 // removed with its overlays.
 func (w *wake) undoAnswer(ctx context.Context, cause error) error {
 	if w.answered {
-		return w.cleanUnsettled(ctx, w.machine, w.was.Snapshot)
+		return w.cleanUnsettled(ctx, w.machine, w.was.Snapshot, w.args.Files...)
 	}
 	if err := w.retire(ctx); err != nil {
 		w.fail(ctx, opWake, vm.ReasonWakeFailed, err)
@@ -227,7 +229,7 @@ func (w *wake) recover(ctx context.Context, at string) (next string, err error) 
 	}
 	there, err := w.committed(ctx, w.id, slept)
 	if run := w.run.Load(); run != nil {
-		if err := run.Unpause(ctx); err != nil {
+		if err := w.settlePause(ctx, run); err != nil {
 			return "", err
 		}
 		if err == nil && at == stepAnswer && there {
@@ -243,14 +245,18 @@ func (w *wake) recover(ctx context.Context, at string) (next string, err error) 
 		}
 		w.dropSlept(ctx, slept)
 		w.settleFailed(ctx, opWake, same)
-		w.tidy()
+		w.tidy(w.args.Files...)
 		return "", nil
 	}
 	if err != nil {
 		return "", err
 	}
 	if len(r.Handle) > 0 && (at == stepClean || r.AgentReady || !there) {
-		return "", w.adoptAndSettle(ctx)
+		if err := w.adoptAndSettle(ctx); err != nil {
+			return "", err
+		}
+		w.tidy(w.args.Files...)
+		return "", nil
 	}
 	return "", w.recoverHibernated(ctx)
 }

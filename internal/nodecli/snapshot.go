@@ -201,6 +201,11 @@ func (c *Client) PullSnapshot(ctx context.Context, from, name string, auth snaps
 	return c.transfer(ctx, []string{"snapshot", "pull", "--output=json", "--name=" + name}, from, auth, from)
 }
 
+// PullSnapshotEarly is PullSnapshot, but it returns before the memory is here if VMs can resume before that.
+func (c *Client) PullSnapshotEarly(ctx context.Context, from, name string, auth snapshot.Auth, _ func(snapshot.Progress)) (snapshot.Snapshot, error) {
+	return c.transfer(ctx, []string{"snapshot", "pull", "--early", "--output=json", "--name=" + name}, from, auth, from)
+}
+
 // TagDigest returns the digest of the manifest ref in a registry. NotFound.
 func (c *Client) TagDigest(ctx context.Context, ref string, auth snapshot.Auth) (string, error) {
 	x, err := remote([]string{"snapshot", "remote", "digest"}, ref, auth)

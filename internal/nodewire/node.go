@@ -60,6 +60,8 @@ type Driver struct {
 	Notes    []string `json:"notes,omitempty"`
 	Firmware []string `json:"firmware,omitempty"`
 	Error    string   `json:"error,omitempty"` // why it cannot be used at all
+
+	Abilities []string `json:"abilities,omitempty"` // what its guests can have, and what can be done with them, here (docs/reference.md)
 }
 
 // Check is one finding of the doctor. The JSON is public API (`cocoon doctor -o json`).
@@ -123,14 +125,14 @@ func decodePool(m *nodev1.VolumePool) volume.Pool {
 func encodeDriver(d Driver) *nodev1.Driver {
 	return &nodev1.Driver{
 		Name: d.Name, Default: d.Default, Version: d.Version, Accel: d.Accel, Why: d.Why, Isolated: d.Isolated,
-		Notes: slices.Clone(d.Notes), Firmware: slices.Clone(d.Firmware), Error: d.Error,
+		Notes: slices.Clone(d.Notes), Firmware: slices.Clone(d.Firmware), Error: d.Error, Abilities: slices.Clone(d.Abilities),
 	}
 }
 
 func decodeDriver(m *nodev1.Driver) Driver {
 	return Driver{
 		Name: m.GetName(), Default: m.GetDefault(), Version: m.GetVersion(), Accel: m.GetAccel(), Why: m.GetWhy(), Isolated: m.GetIsolated(),
-		Notes: cloneSlice(m.GetNotes()), Firmware: cloneSlice(m.GetFirmware()), Error: m.GetError(),
+		Notes: cloneSlice(m.GetNotes()), Firmware: cloneSlice(m.GetFirmware()), Error: m.GetError(), Abilities: cloneSlice(m.GetAbilities()),
 	}
 }
 

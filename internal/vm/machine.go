@@ -18,19 +18,29 @@ type Machine struct {
 	Flags   []string `json:"flags,omitempty"` // CPU features of the host that the guest may use, sorted; empty when the CPU is emulated
 }
 
-// Resumes reports whether host can resume a state that was saved on m. The error is FailedPrecondition and names every
+// Program names the hypervisor of m with its version and the format of its saved state.
+func (m Machine) Program() string {
+	name := m.Driver
+	if m.Version != "" {
+		name += " " + m.Version
+	}
+	if m.Type != "" {
+		name += " (" + m.Type + ")"
+	}
+	return name
+}
+
+// Resumes reports whether host can resume a state that was saved on m. The error is FailedPrecondition, and names both programs and every other
 // difference.
 func (m Machine) Resumes(host Machine) error {
 	var why []string
 	differ := func(what, saved, here string) {
 		if saved != here {
-			why = append(why, what+" "+saved+" (this host: "+here+")")
+			why = append(why, what+" "+saved+" (here: "+here+")")
 		}
 	}
-	differ("hypervisor", m.Driver, host.Driver)
 	differ("architecture", m.Arch, host.Arch)
 	differ("accelerator", string(m.Accel), string(host.Accel))
-	differ("machine type", m.Type, host.Type)
 	differ("CPU model", m.CPU, host.CPU)
 	var missing []string
 	for _, f := range m.Flags {
@@ -41,8 +51,9 @@ func (m Machine) Resumes(host Machine) error {
 	if len(missing) > 0 {
 		why = append(why, "CPU flags "+strings.Join(missing, ", ")+" (missing here)")
 	}
-	if len(why) == 0 {
+	if len(why) == 0 && m.Driver == host.Driver && m.Type == host.Type {
 		return nil
 	}
-	return errdefs.Preconditionf("it was saved on another kind of machine: %s; clone it on a host that matches", strings.Join(why, "; "))
+	programs := "by " + m.Program() + ", and this node has " + host.Program()
+	return errdefs.Preconditionf("it was saved on another kind of machine: %s", strings.Join(append([]string{programs}, why...), "; "))
 }

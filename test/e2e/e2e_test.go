@@ -24,6 +24,9 @@ import (
 	"time"
 
 	"github.com/rogpeppe/go-internal/testscript"
+
+	"cocoonstack.io/cocoon/internal/hypervisor/jail"
+	"cocoonstack.io/cocoon/internal/testkit/need"
 )
 
 // bin is the folder where `make build` puts the binaries.
@@ -110,6 +113,9 @@ func scriptsIn(t *testing.T, dir string, setup func(*testscript.Env) error) {
 			if name, ok := strings.CutPrefix(cond, "set:"); ok { // a variable of the test
 				return os.Getenv(name) != "", nil
 			}
+			if cond == "kvm" {
+				return jail.ReadKVM().Problem() == "", nil
+			}
 			return false, fmt.Errorf("unknown condition %q", cond)
 		},
 	})
@@ -117,7 +123,7 @@ func scriptsIn(t *testing.T, dir string, setup func(*testscript.Env) error) {
 
 // setup gives each script the binaries on PATH. `cluster shared` or `cluster own` then names a cluster.
 func setup(env *testscript.Env) error {
-	env.Setenv("PATH", bin()+":"+os.Getenv("PATH"))
+	env.Setenv("PATH", strings.Join(append([]string{bin(), os.Getenv("PATH")}, need.HypervisorDirs()...), ":"))
 	env.Setenv("BIN", bin())
 	env.Setenv("HOME", env.WorkDir)
 	examples, err := filepath.Abs(filepath.Join("..", "..", "examples"))

@@ -22,6 +22,7 @@ import (
 	"cocoonstack.io/cocoon/internal/hypervisor"
 	"cocoonstack.io/cocoon/internal/hypervisor/cloudhypervisor"
 	"cocoonstack.io/cocoon/internal/hypervisor/firecracker"
+	"cocoonstack.io/cocoon/internal/hypervisor/jail"
 	"cocoonstack.io/cocoon/internal/testkit/need"
 )
 
@@ -58,7 +59,8 @@ func qemuProgram(machine ...string) program {
 			conn, err := net.Dial("unix", sock)
 			if err == nil {
 				defer conn.Close()
-				_, err = fmt.Fprintf(conn, "stop\nmigrate \"exec:cat >%s\"\nquit\n", state(dir))
+				// A guest that is stopped before would be stopped in its clones too.
+				_, err = fmt.Fprintf(conn, "migrate_set_parameter max-bandwidth 100G\nmigrate \"exec:cat >%s\"\nquit\n", state(dir))
 			}
 			if err == nil {
 				_, err = io.Copy(io.Discard, conn) // until it has ended
@@ -166,6 +168,9 @@ func order(t *testing.T, sock, method, path string, body any) {
 	}
 }
 
+// patience is for a guest that says nothing.
+const patience = 2 * time.Minute
+
 // running is a process whose console is its standard input and output.
 type running struct {
 	cmd   *exec.Cmd
@@ -181,35 +186,60 @@ func begin(t *testing.T, cmd *exec.Cmd) *running {
 		t.Fatal(err)
 	}
 	defer w.Close()
-	stdin, err := cmd.StdinPipe()
+	dir, err := jail.OpenDir(t.TempDir())
 	if err != nil {
 		t.Fatal(err)
 	}
-	cmd.Stdout, cmd.Stderr = w, w
+	defer dir.Close()
+	console, err := jail.NewConsole(dir, "unused") // Cloud Hypervisor listens to a terminal only
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer console.In.Close()
+	defer console.Out.Close()
+	cmd.Stdin, cmd.Stdout, cmd.Stderr = console.In, w, w
 	if err := cmd.Start(); err != nil {
 		t.Fatal(err)
 	}
-	return &running{cmd, stdin, bufio.NewReader(r), r}
+	return &running{cmd, console.End, bufio.NewReader(r), r}
 }
 
 // hears waits for a word on the console.
 func (r *running) hears(t *testing.T, word string) {
 	t.Helper()
+	if err := r.pipe.SetReadDeadline(time.Now().Add(patience)); err != nil {
+		t.Fatal(err)
+	}
 	var said []byte
 	for !bytes.Contains(said, []byte(word)) {
 		b, err := r.out.ReadByte()
 		if err != nil {
-			t.Fatalf("%s ended: %v\n%s", r.cmd.Path, err, said)
+			t.Fatalf("%s does not say %q: %v\n%s", r.cmd.Path, word, err, said)
 		}
 		said = append(said, b)
 	}
 }
 
+// say repeats a word until the guest answers. QEMU loses what it reads before it has loaded the guest.
 func (r *running) say(t *testing.T, word string) {
 	t.Helper()
-	if _, err := io.WriteString(r.stdin, word+"\n"); err != nil {
-		t.Fatal(err)
-	}
+	heard, silent := make(chan struct{}), make(chan struct{})
+	go func() {
+		defer close(silent)
+		again := time.NewTicker(50 * time.Millisecond)
+		defer again.Stop()
+		for {
+			if _, err := io.WriteString(r.stdin, word+"\n"); err != nil {
+				return // it has ended, and whoever listens says so
+			}
+			select {
+			case <-again.C:
+			case <-heard:
+				return
+			}
+		}
+	}()
+	defer func() { close(heard); <-silent }()
 	r.hears(t, "HEARD "+word)
 }
 

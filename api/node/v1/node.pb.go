@@ -10627,7 +10627,8 @@ type Driver struct {
 	Isolated      bool                   `protobuf:"varint,6,opt,name=isolated,proto3" json:"isolated,omitempty"` // each VM has its own cgroup
 	Notes         []string               `protobuf:"bytes,7,rep,name=notes,proto3" json:"notes,omitempty"`
 	Firmware      []string               `protobuf:"bytes,8,rep,name=firmware,proto3" json:"firmware,omitempty"`
-	Error         string                 `protobuf:"bytes,9,opt,name=error,proto3" json:"error,omitempty"` // why it cannot be used at all
+	Error         string                 `protobuf:"bytes,9,opt,name=error,proto3" json:"error,omitempty"`          // why it cannot be used at all
+	Abilities     []string               `protobuf:"bytes,10,rep,name=abilities,proto3" json:"abilities,omitempty"` // what its guests can have, and what can be done with them, here
 	unknownFields protoimpl.UnknownFields
 	sizeCache     protoimpl.SizeCache
 }
@@ -10723,6 +10724,13 @@ func (x *Driver) GetError() string {
 		return x.Error
 	}
 	return ""
+}
+
+func (x *Driver) GetAbilities() []string {
+	if x != nil {
+		return x.Abilities
+	}
+	return nil
 }
 
 type DoctorRequest struct {
@@ -16881,7 +16889,7 @@ const file_node_v1_node_proto_rawDesc = "" +
 	" \x01(\x03R\x04free\x12\x18\n" +
 	"\asubnet6\x18\v \x01(\tR\asubnet6\x12\x18\n" +
 	"\apolices\x18\f \x01(\bR\apolices\x12\x1c\n" +
-	"\tunpoliced\x18\r \x01(\tR\tunpoliced\"\xdc\x01\n" +
+	"\tunpoliced\x18\r \x01(\tR\tunpoliced\"\xfa\x01\n" +
 	"\x06Driver\x12\x12\n" +
 	"\x04name\x18\x01 \x01(\tR\x04name\x12\x18\n" +
 	"\adefault\x18\x02 \x01(\bR\adefault\x12\x18\n" +
@@ -16891,7 +16899,9 @@ const file_node_v1_node_proto_rawDesc = "" +
 	"\bisolated\x18\x06 \x01(\bR\bisolated\x12\x14\n" +
 	"\x05notes\x18\a \x03(\tR\x05notes\x12\x1a\n" +
 	"\bfirmware\x18\b \x03(\tR\bfirmware\x12\x14\n" +
-	"\x05error\x18\t \x01(\tR\x05error\"\x0f\n" +
+	"\x05error\x18\t \x01(\tR\x05error\x12\x1c\n" +
+	"\tabilities\x18\n" +
+	" \x03(\tR\tabilities\"\x0f\n" +
 	"\rDoctorRequest\"?\n" +
 	"\x0eDoctorResponse\x12-\n" +
 	"\x06checks\x18\x01 \x03(\v2\x15.cocoon.node.v1.CheckR\x06checks\"\xad\x01\n" +

@@ -5,6 +5,7 @@ import (
 	"fmt"
 	"net"
 	"path/filepath"
+	"slices"
 	"strconv"
 	"strings"
 
@@ -14,7 +15,9 @@ import (
 	"cocoonstack.io/cocoon/internal/appliance/workload"
 	"cocoonstack.io/cocoon/internal/errdefs"
 	"cocoonstack.io/cocoon/internal/hostdir"
+	"cocoonstack.io/cocoon/internal/hypervisor/cloudhypervisor"
 	"cocoonstack.io/cocoon/internal/hypervisor/fake"
+	"cocoonstack.io/cocoon/internal/hypervisor/firecracker"
 	"cocoonstack.io/cocoon/internal/hypervisor/qemu"
 	"cocoonstack.io/cocoon/internal/image/pull"
 	"cocoonstack.io/cocoon/internal/logging"
@@ -263,8 +266,8 @@ func (c *Config) complete() error {
 		return errdefs.Invalidf("network.cni.default is for mode %s; in mode %s the bridge is the default network", modeCNI, modeBridge)
 	}
 	c.Socket = cmp.Or(c.Socket, filepath.Join(c.RunDir, "cocoond.sock"))
-	if c.Driver != qemu.Name && c.Driver != fake.Name {
-		return errdefs.Invalidf("invalid driver %q; use %s or %s", c.Driver, qemu.Name, fake.Name)
+	if known := []string{qemu.Name, cloudhypervisor.Name, firecracker.Name, fake.Name}; !slices.Contains(known, c.Driver) {
+		return errdefs.Invalidf("invalid driver %q; use one of %s", c.Driver, strings.Join(known, ", "))
 	}
 	if c.SnapshotForm != formChunks && c.SnapshotForm != formWhole {
 		return errdefs.Invalidf("invalid snapshot form %q; use %s or %s", c.SnapshotForm, formChunks, formWhole)

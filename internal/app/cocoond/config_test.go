@@ -73,6 +73,18 @@ func TestSnapshotForm(t *testing.T) {
 	}
 }
 
+func TestDefaultDriver(t *testing.T) {
+	for _, driver := range []string{"qemu", "cloud-hypervisor", "firecracker", "fake"} {
+		if cfg := read(t, "driver: "+driver, nil); cfg.complete() != nil || cfg.Driver != driver {
+			t.Errorf("%s: %q, %v", driver, cfg.Driver, cfg.complete())
+		}
+	}
+	bad := read(t, "driver: xen", nil)
+	if err := bad.complete(); !errdefs.IsInvalid(err) {
+		t.Errorf("a driver that does not exist: %v", err)
+	}
+}
+
 func TestDevices(t *testing.T) {
 	cfg := read(t, "volumeDevices: [db=/dev/disk/by-id/x=y]", nil)
 	if got, err := cfg.devices(); err != nil || cfg.complete() != nil || len(got) != 1 || got["db"] != "/dev/disk/by-id/x=y" {

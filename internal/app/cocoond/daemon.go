@@ -196,7 +196,7 @@ func (d *daemon) drivers() (map[string]hypervisor.Driver, error) {
 	if err != nil {
 		return nil, err
 	}
-	ch := cloudhypervisor.Config{Binary: d.cfg.CloudHypervisor.Binary, Cgroup: d.cfg.QEMU.Cgroup, Users: users}
+	ch := cloudhypervisor.Config{Binary: d.cfg.CloudHypervisor.Binary, Cgroup: d.cfg.QEMU.Cgroup, Users: users, Folder: d.cfg.StateDir}
 	if path := d.cfg.CloudHypervisor.Firmware; path != "" {
 		ch.Firmware = []string{path}
 	}
@@ -204,7 +204,7 @@ func (d *daemon) drivers() (map[string]hypervisor.Driver, error) {
 	if err != nil {
 		return nil, err
 	}
-	f, err := firecracker.New(firecracker.Config{Binary: d.cfg.Firecracker.Binary, Cgroup: d.cfg.QEMU.Cgroup, Users: users}, d.log)
+	f, err := firecracker.New(firecracker.Config{Binary: d.cfg.Firecracker.Binary, Cgroup: d.cfg.QEMU.Cgroup, Users: users, Folder: d.cfg.StateDir}, d.log)
 	if err != nil {
 		return nil, err
 	}

@@ -12,6 +12,8 @@ import (
 	"cocoonstack.io/cocoon/internal/cri"
 	"cocoonstack.io/cocoon/internal/cri/convert"
 	"cocoonstack.io/cocoon/internal/errdefs"
+	"cocoonstack.io/cocoon/internal/hypervisor/fake"
+	"cocoonstack.io/cocoon/internal/hypervisor/qemu"
 	"cocoonstack.io/cocoon/internal/kube/podsnapshots"
 	"cocoonstack.io/cocoon/internal/vm"
 )
@@ -67,10 +69,22 @@ func (d *daemon) criDoor(s *served) (door, error) {
 	if err != nil {
 		return nil, err
 	}
+	driver := podDriver(d.cfg.Driver)
+	if driver != d.cfg.Driver {
+		d.log.Info("vm pods of a kubelet run in another driver than the default one, which lacks shared folders", "driver", driver)
+	}
 	return cri.New(cri.Config{
 		Socket: c.Socket, Containerd: c.Containerd, Handlers: c.Handlers, ImageDir: filepath.Join(d.cfg.StateDir, "images"),
-		Node: convert.Node{Network: c.Network, CPUs: cmp.Or(c.Size.CPUs, 1), Memory: cmp.Or(c.Size.Memory, vm.DefaultMemory), Storage: c.Size.Storage, Most: most},
+		Node: convert.Node{Driver: driver, Network: c.Network, CPUs: cmp.Or(c.Size.CPUs, 1), Memory: cmp.Or(c.Size.Memory, vm.DefaultMemory), Storage: c.Size.Storage, Most: most},
 	}, cri.Deps{Engine: s, Images: d.clientImages(s.Engine), Recovered: s.Recovered(), Log: d.log})
+}
+
+// podDriver returns the driver of the VM pods of a kubelet. They have shared folders, and grow while they run; of the hypervisors, QEMU alone can do that.
+func podDriver(byDefault string) string {
+	if byDefault == fake.Name {
+		return byDefault
+	}
+	return qemu.Name
 }
 
 func (d *daemon) virtualNode(s *served) (door, error) {

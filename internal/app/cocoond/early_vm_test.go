@@ -38,7 +38,8 @@ type slowRegistry struct {
 	memory map[string]bool // digests
 	closed bool
 	kept   int // chunks
-	let    int // how many of them may go
+	turns  int // how many were ever kept
+	let    int // how many of those may go
 	given  int
 }
 
@@ -47,10 +48,11 @@ func (s *slowRegistry) ServeHTTP(w http.ResponseWriter, r *http.Request) {
 	s.mu.Lock()
 	if r.Method == http.MethodGet && s.memory[digest] {
 		if s.closed && s.kept < inTurn {
-			for s.kept++; s.closed && s.let == 0; {
+			turn := s.turns
+			for s.kept, s.turns = s.kept+1, turn+1; s.closed && turn >= s.let; { // the oldest goes first
 				s.change.Wait()
 			}
-			s.kept, s.let = s.kept-1, max(s.let-1, 0)
+			s.kept--
 		}
 		s.given++
 	}
@@ -62,7 +64,7 @@ func (s *slowRegistry) ServeHTTP(w http.ResponseWriter, r *http.Request) {
 func (s *slowRegistry) set(closed bool) {
 	s.mu.Lock()
 	defer s.mu.Unlock()
-	s.closed, s.given, s.let = closed, 0, 0
+	s.closed, s.given, s.turns, s.let = closed, 0, 0, 0
 	s.change.Broadcast()
 }
 

@@ -6,20 +6,23 @@ import (
 	"fmt"
 	"io"
 	"net/http"
+	"os"
 	"slices"
 	"strings"
 	"testing"
 	"time"
 
+	"cocoonstack.io/cocoon/internal/errdefs"
 	"cocoonstack.io/cocoon/internal/nodewire"
 	"cocoonstack.io/cocoon/internal/testkit/need"
 	"cocoonstack.io/cocoon/internal/vm"
+	"cocoonstack.io/cocoon/internal/volume"
 )
 
-// otherNode starts cocoond, whose VMs can ask for driver. settings is the driver's key in the configuration.
-func otherNode(t *testing.T, driver, settings string) *node {
+// otherNode starts cocoond with the program of another driver. settings is the key of that driver in the configuration. more are further lines of it.
+func otherNode(t *testing.T, driver, settings string, more ...string) *node {
 	t.Helper()
-	n := newNode(t, fmt.Sprintf("%s: {binary: %s}", settings, need.Hypervisor(t, driver)))
+	n := newNode(t, append(more, fmt.Sprintf("%s: {binary: %s}", settings, need.Hypervisor(t, driver)))...)
 	info, err := n.Info(t.Context())
 	if err != nil {
 		t.Fatal(err)
@@ -44,6 +47,14 @@ func TestVMHypervisorsCNI(t *testing.T) {
 	}
 }
 
+// TestVMHypervisorsPlug: volumes, interfaces and containers come and go while a VM of Cloud Hypervisor runs, as in one of QEMU.
+func TestVMHypervisorsPlug(t *testing.T) {
+	const driver = "cloud-hypervisor"
+	for what, test := range map[string]func(*testing.T, *node){"volume": attachesVolume, "interfaces": getsInterfaces, "container": addsContainer} {
+		t.Run(what, func(t *testing.T) { test(t, otherNode(t, driver, others[driver], "driver: "+driver)) })
+	}
+}
+
 // TestVMHypervisors takes a VM through its life in each of the other hypervisors, on a node that is killed in between.
 func TestVMHypervisors(t *testing.T) {
 	for driver, settings := range others {
@@ -62,6 +73,8 @@ func TestVMHypervisors(t *testing.T) {
 			}
 			n.goesOn("web")
 			n.serves(r)
+			n.givesBack(r)
+			n.plugs(driver)
 			if got := n.sh("web", "echo kept >/root/file && sync && hostname"); got != "web" {
 				t.Errorf("its name is %q", got)
 			}
@@ -89,6 +102,101 @@ func TestVMHypervisors(t *testing.T) {
 			}
 		})
 	}
+}
+
+// givesBack: memory that the guest of the VM web has used and needs no longer is the node's again.
+func (n *node) givesBack(r vm.Record) {
+	n.t.Helper()
+	const used = 64 << 10 // KiB
+	n.sh("web", "dd if=/dev/zero of=/dev/shm/used bs=1M count=64 2>&1")
+	most := n.resident(r.PID)
+	if most < used {
+		n.t.Fatalf("the process has %d KiB, of which the guest has written %d", most, used)
+	}
+	n.sh("web", "rm /dev/shm/used")
+	n.until("most of what the guest has freed is given back", func() bool { return n.resident(r.PID) < most-used*3/4 })
+}
+
+// resident is how much memory a process has, in KiB.
+func (n *node) resident(pid int) (kib int) {
+	n.t.Helper()
+	text, err := os.ReadFile(fmt.Sprintf("/proc/%d/smaps_rollup", pid))
+	if err != nil {
+		n.t.Fatal(err)
+	}
+	_, rest, _ := strings.Cut(string(text), "\nRss:")
+	if _, err := fmt.Sscan(rest, &kib); err != nil {
+		n.t.Fatalf("the memory of process %d: %v\n%s", pid, err, text)
+	}
+	return kib
+}
+
+// plugs gives the VM web a volume while it runs, and takes it away, if its driver can do that.
+func (n *node) plugs(driver string) {
+	n.t.Helper()
+	ctx := n.t.Context()
+	if _, err := n.CreateVolume(ctx, volume.Spec{Name: "data", Size: 32 << 20}); err != nil {
+		n.t.Fatal(err)
+	}
+	_, err := n.AttachVolume(ctx, "web", vm.VolumeUse{Ref: "data"}, "/data")
+	if driver == "firecracker" {
+		if !errdefs.Is(err, errdefs.Unsupported) {
+			n.t.Errorf("a volume for a VM that runs: %v", err)
+		}
+		return
+	}
+	if err != nil {
+		n.t.Fatal(err)
+	}
+	n.sh("web", "echo kept >/data/file")
+	n.crash()
+	n.ready("web")
+	if got := n.sh("web", "cat /data/file"); got != "kept" {
+		n.t.Errorf("the volume has %q", got)
+	}
+	if _, err := n.DetachVolume(ctx, "web", "data"); err != nil {
+		n.t.Fatal(err)
+	}
+	if got := n.sh("web", "mount | grep -c /data || true; ls -A /data"); got != "0" {
+		n.t.Errorf("without the volume: %q", got)
+	}
+}
+
+// addsContainer adds a container to a VM that runs. Its image is on disks that are plugged, also when the guest goes on after it slept.
+func addsContainer(t *testing.T, n *node) {
+	t.Helper()
+	process := vm.Process{Entrypoint: []string{"sleep", "100000"}}
+	_, err := n.Launch(t.Context(), vm.Spec{
+		Name: "pod", Image: demo, CPUs: 1, Memory: 256 << 20, Storage: 64 << 20, NICs: []vm.NICSpec{{}},
+		Containers: []vm.Container{{Name: "main", Kind: vm.ContainerApp, Image: demo, Process: process}},
+	})
+	if err != nil {
+		t.Fatal(err)
+	}
+	n.ready("pod")
+	if _, err := n.AddContainer(t.Context(), "pod", vm.Container{Name: "tool", Kind: vm.ContainerEphemeral, Image: demo, Process: process}); err != nil {
+		t.Fatal(err)
+	}
+	works := func() {
+		t.Helper()
+		n.until("the container runs", func() bool {
+			r, err := n.Inspect(t.Context(), "pod")
+			return err == nil && r.Container("tool").Status.State == vm.ContainerRunning
+		})
+		if got := n.shIn("pod", "tool", "cat /usr/bin/server | wc -c"); got == "0" {
+			t.Errorf("its image has %s bytes", got)
+		}
+	}
+	works()
+	if _, err := n.Hibernate(t.Context(), "pod", ""); err != nil {
+		t.Fatal(err)
+	}
+	n.crash()
+	if _, err := n.Wake(t.Context(), "pod"); err != nil {
+		t.Fatal(err)
+	}
+	n.ready("pod")
+	works()
 }
 
 // serves waits until the web server of a VM answers this host.

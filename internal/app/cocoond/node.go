@@ -128,6 +128,14 @@ func (n *node) driver(ctx context.Context, name string) nodewire.Driver {
 	for _, f := range info.Firmware {
 		d.Firmware = append(d.Firmware, string(f))
 	}
+	for _, a := range hypervisor.Abilities(ctx, n.drivers[name]) {
+		d.Abilities = append(d.Abilities, string(a))
+	}
+	if l, ok := hypervisor.As[hypervisor.LateLoader](n.drivers[name]); ok {
+		if why := l.LoadsLate(); why != "" {
+			d.Notes = append(slices.Clone(d.Notes), why)
+		}
+	}
 	return d
 }
 
@@ -150,7 +158,7 @@ func (n *node) kubelet() *doctor.Kubelet {
 		return nil
 	}
 	return &doctor.Kubelet{
-		Socket: n.cfg.CRI.Socket, Containerd: n.cfg.CRI.Containerd, NetworkMode: n.cfg.Network.Mode,
+		Socket: n.cfg.CRI.Socket, Containerd: n.cfg.CRI.Containerd, Driver: podDriver(n.cfg.Driver), NetworkMode: n.cfg.Network.Mode,
 		ConfDir: n.cfg.Network.CNI.ConfDir, BinDirs: n.cfg.Network.CNI.BinDirs, Ask: kubeletnode.Ask,
 	}
 }

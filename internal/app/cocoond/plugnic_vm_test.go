@@ -16,11 +16,13 @@ import (
 
 // A guest gets interfaces on a bridge of CNI plugins and on our bridge while it runs. Each carries traffic, also after kill -9 of the daemon,
 // hibernation, a restore and in a clone. Nothing of an interface is left when it is detached.
-func TestVMGetsInterfaces(t *testing.T) {
+func TestVMGetsInterfaces(t *testing.T) { getsInterfaces(t, newNode(t)) }
+
+func getsInterfaces(t *testing.T, n *node) {
+	t.Helper()
 	if _, err := os.Stat("/usr/lib/cni/bridge"); err != nil {
 		need.Tool(t, "the CNI plugin bridge")
 	}
-	n := newNode(t)
 	conf := filepath.Join(n.dir, "cni")
 	if err := os.Mkdir(conf, 0o755); err != nil {
 		t.Fatal(err)

@@ -9,6 +9,7 @@ import (
 
 	"cocoonstack.io/cocoon/internal/catalog"
 	"cocoonstack.io/cocoon/internal/engine"
+	"cocoonstack.io/cocoon/internal/hypervisor"
 	"cocoonstack.io/cocoon/internal/image"
 	"cocoonstack.io/cocoon/internal/network"
 	"cocoonstack.io/cocoon/internal/nodewire"
@@ -43,7 +44,7 @@ func (d *daemon) serve(h *host) *served {
 func (d *daemon) remote(h *host) snapshot.Remote {
 	return chunked.New(chunked.Config{
 		Index: filepath.Join(d.cfg.StateDir, "snapshot-index"), Hypervisors: slices.Sorted(maps.Keys(h.drivers)), Whole: d.cfg.SnapshotForm == formWhole,
-		OwnerOf: ownerOf, LoadAs: nobody(), Log: d.log.With("component", "snapshot"),
+		OwnerOf: ownerOf, LoadAs: nobody(), LoadsLate: func(driver string) bool { return hypervisor.LoadsLate(h.drivers[driver]) }, Log: d.log.With("component", "snapshot"),
 	}, h.snapshots)
 }
 

@@ -14,8 +14,10 @@ import (
 
 // TestVMAttachVolume: a volume is plugged into a guest that runs, filled, grown while the guest runs and while it sleeps, and taken
 // away, also after cocoond was killed. The next guest reads it.
-func TestVMAttachVolume(t *testing.T) {
-	n := newNode(t)
+func TestVMAttachVolume(t *testing.T) { attachesVolume(t, newNode(t)) }
+
+func attachesVolume(t *testing.T, n *node) {
+	t.Helper()
 	if _, err := n.CreateVolume(t.Context(), volume.Spec{Name: "data", Size: 32 << 20}); err != nil {
 		t.Fatal(err)
 	}

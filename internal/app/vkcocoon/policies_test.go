@@ -11,11 +11,12 @@ import (
 
 type described struct {
 	networks []nodewire.Network
+	drivers  []nodewire.Driver
 	err      error
 }
 
 func (d described) Info(context.Context) (nodewire.NodeInfo, error) {
-	return nodewire.NodeInfo{NetworkDetails: d.networks}, d.err
+	return nodewire.NodeInfo{NetworkDetails: d.networks, Drivers: d.drivers}, d.err
 }
 
 func (described) Police(context.Context, network.Policies) error { return nil }
@@ -37,5 +38,25 @@ func TestUnpoliced(t *testing.T) {
 	}
 	if _, err := unpoliced(t.Context(), described{err: errdefs.Unavailablef("away")}); !errdefs.IsUnavailable(err) {
 		t.Errorf("no answer: %v", err)
+	}
+}
+
+// TestStandIn: what stands in for a hypervisor that the node lacks is its default one.
+func TestStandIn(t *testing.T) {
+	type runtime struct {
+		Runtime
+		described
+	}
+	n := &Node{runtime: runtime{described: described{drivers: []nodewire.Driver{{Name: "cloud-hypervisor"}, {Name: "firecracker", Default: true}, {Name: "qemu"}}}}}
+	if got, err := n.standIn()(t.Context()); got != "firecracker" || err != nil {
+		t.Errorf("%q, %v", got, err)
+	}
+	n.runtime = runtime{described: described{err: errdefs.Unavailablef("away")}}
+	if _, err := n.standIn()(t.Context()); !errdefs.IsUnavailable(err) {
+		t.Errorf("no answer: %v", err)
+	}
+	n.runtime = struct{ Runtime }{}
+	if n.standIn() != nil {
+		t.Error("a runtime that tells nothing has a stand-in")
 	}
 }

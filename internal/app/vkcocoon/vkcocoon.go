@@ -262,6 +262,7 @@ func (n *Node) build(ctx context.Context, c clients) (*parts, error) {
 		Services:   p.services.list,
 		Policed:    p.policies.Policed,
 		Plugins:    p.published(),
+		StandIn:    n.standIn(),
 	})
 	if err != nil {
 		return nil, err
@@ -304,6 +305,26 @@ func (n *Node) strays() func(context.Context) (int, error) {
 	return func(ctx context.Context) (int, error) {
 		info, err := informer.Info(ctx)
 		return info.Strays, err
+	}
+}
+
+// standIn returns the function that names the default hypervisor; nil when the runtime cannot tell.
+func (n *Node) standIn() func(context.Context) (string, error) {
+	informer, ok := n.runtime.(Informer)
+	if !ok {
+		return nil
+	}
+	return func(ctx context.Context) (string, error) {
+		info, err := informer.Info(ctx)
+		if err != nil {
+			return "", errdefs.Unavailablef("read the hypervisors of the engine: %w", err)
+		}
+		for _, d := range info.Drivers {
+			if d.Default {
+				return d.Name, nil
+			}
+		}
+		return "", nil
 	}
 }
 

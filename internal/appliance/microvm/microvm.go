@@ -66,18 +66,23 @@ var _ reconcile.Driver = (*Driver)(nil)
 // New returns a driver.
 func New(d Deps) *Driver { return &Driver{Deps: d, logs: logs{dir: d.Logs, log: d.Log}} }
 
-// firecracker is the engine's name of that hypervisor.
-const firecracker = "firecracker"
+// The engine's names of the hypervisors that a workload can ask for.
+const (
+	qemu        = "qemu"
+	firecracker = "firecracker"
+)
 
 func noDriver(w *capsulev1.Workload) error {
-	return errdefs.Unsupportedf("workload %s: this machine has no driver for the backend %s; leave microVm.backend out, and the VM runs on QEMU", w.GetName(), w.GetMicroVm().GetBackend())
+	return errdefs.Unsupportedf("workload %s: this machine has no driver for the backend %s; leave microVm.backend out, and the VM runs in the default hypervisor of the machine", w.GetName(), w.GetMicroVm().GetBackend())
 }
 
 // Spec returns the VM of w. Errors: InvalidArgument, Unsupported.
 func Spec(w *capsulev1.Workload, hash string) (vm.Spec, error) {
 	m, driver := w.GetMicroVm(), ""
 	switch m.GetBackend() {
-	case capsulev1.MicroVMBackend_MICRO_VM_BACKEND_UNSPECIFIED, capsulev1.MicroVMBackend_MICRO_VM_BACKEND_QEMU:
+	case capsulev1.MicroVMBackend_MICRO_VM_BACKEND_UNSPECIFIED:
+	case capsulev1.MicroVMBackend_MICRO_VM_BACKEND_QEMU:
+		driver = qemu
 	case capsulev1.MicroVMBackend_MICRO_VM_BACKEND_FIRECRACKER:
 		driver = firecracker
 	case capsulev1.MicroVMBackend_MICRO_VM_BACKEND_SMOLVM:

@@ -6,6 +6,8 @@ import (
 	"log/slog"
 	"os"
 	"path/filepath"
+	"slices"
+	"strings"
 	"testing"
 	"time"
 
@@ -83,13 +85,26 @@ func TestOwnKernel(t *testing.T) {
 	}
 }
 
-// A backend is refused by name where it does not work now; nothing stands in for it.
+// A backend is refused by name where it does not work now; nothing stands in for it. Without one, the default of the machine runs the VM.
 func TestBackendMustWorkHere(t *testing.T) {
-	w := &capsulev1.Workload{Name: "vm", MicroVm: &capsulev1.MicroVMSpec{Image: "demo", Backend: capsulev1.MicroVMBackend_MICRO_VM_BACKEND_FIRECRACKER}}
-	for _, here := range [][]string{{"qemu"}, {"firecracker", "qemu"}} {
-		d := New(Deps{Hypervisors: func(context.Context) []string { return here }})
-		if err := d.Check(t.Context(), w); errdefs.Is(err, errdefs.Unsupported) != (len(here) == 1) {
-			t.Errorf("with %v: %v", here, err)
+	for backend, driver := range map[capsulev1.MicroVMBackend]string{
+		capsulev1.MicroVMBackend_MICRO_VM_BACKEND_UNSPECIFIED: "",
+		capsulev1.MicroVMBackend_MICRO_VM_BACKEND_QEMU:        "qemu",
+		capsulev1.MicroVMBackend_MICRO_VM_BACKEND_FIRECRACKER: "firecracker",
+	} {
+		w := &capsulev1.Workload{Name: "vm", MicroVm: &capsulev1.MicroVMSpec{Image: "demo", Backend: backend}}
+		if s, err := Spec(w, ""); err != nil || s.Driver != driver {
+			t.Errorf("%s is the driver %q, %v", backend, s.Driver, err)
+		}
+		for _, here := range [][]string{{"qemu"}, {"firecracker"}, {"firecracker", "qemu"}} {
+			d := New(Deps{Hypervisors: func(context.Context) []string { return here }})
+			err := d.Check(t.Context(), w)
+			if works := driver == "" || slices.Contains(here, driver); errdefs.Is(err, errdefs.Unsupported) == works {
+				t.Errorf("%s with %v: %v", backend, here, err)
+			}
+			if err != nil && strings.Contains(err.Error(), "on QEMU") {
+				t.Errorf("%v: it runs in the default hypervisor, whichever that is", err)
+			}
 		}
 	}
 }

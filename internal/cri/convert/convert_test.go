@@ -397,6 +397,40 @@ func FuzzConfig(f *testing.F) {
 	})
 }
 
+// TestBackend: the VM of a pod runs in the hypervisor that VM pods need. Its pod may ask for another one, as every pod of other operators does.
+func TestBackend(t *testing.T) {
+	of := node
+	of.Driver = "qemu"
+	for want, tc := range map[string]struct {
+		told string
+		err  bool
+	}{
+		"": {}, "qemu": {},
+		"firecracker":      {told: "runs in qemu, which stands in for firecracker"},
+		"cloud-hypervisor": {told: "runs in qemu, which stands in for cloud-hypervisor"},
+		"bochs":            {err: true},
+	} {
+		c := pod()
+		if want != "" {
+			c.Annotations["vm.cocoonstack.io/backend"] = want
+		}
+		s, _, err := convert.Sandbox(c, "cocoon", of)
+		if tc.err {
+			if !errdefs.IsInvalid(err) {
+				t.Errorf("%q: %v", want, err)
+			}
+			continue
+		}
+		if err != nil || s.Driver != "qemu" {
+			t.Errorf("%q: driver %q, %v", want, s.Driver, err)
+		}
+		got := convert.StandIn(vm.Record{Spec: s, Driver: s.Driver})
+		if tc.told == "" && got != "" || tc.told != "" && got != "VM "+s.Name+" "+tc.told {
+			t.Errorf("%q: %q", want, got)
+		}
+	}
+}
+
 func TestMappable(t *testing.T) {
 	one := []*cri.IDMapping{{HostId: 100000, Length: 65536}}
 	for what, tt := range map[string]struct {

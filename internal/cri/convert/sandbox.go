@@ -19,6 +19,7 @@ import (
 
 // Node is what the sandboxes of a node have in common.
 type Node struct {
+	Driver  string  // runs the VMs. It must have shared folders and growth. Pods cannot choose another one
 	Network string  // of their interface; "" is the default network of the node
 	CPUs    int     // of a pod without a limit
 	Memory  int64   // bytes of a pod without a limit
@@ -48,13 +49,16 @@ func Sandbox(c *cri.PodSandboxConfig, handler string, n Node) (vm.Spec, vm.Owner
 	if err != nil {
 		return vm.Spec{}, vm.Owner{}, fmt.Errorf("pod %s/%s: %w", m.GetNamespace(), m.GetName(), errdefs.As(errdefs.InvalidArgument, err))
 	}
+	if _, err := contract.ParseBackend(c.GetAnnotations()); err != nil {
+		return vm.Spec{}, vm.Owner{}, fmt.Errorf("pod %s/%s: %w", m.GetNamespace(), m.GetName(), errdefs.As(errdefs.InvalidArgument, err))
+	}
 	parent, err := cgroup(c.GetLinux().GetCgroupParent())
 	if err != nil {
 		return vm.Spec{}, vm.Owner{}, fmt.Errorf("pod %s/%s: %w", m.GetNamespace(), m.GetName(), err)
 	}
 	size := c.GetLinux().GetResources()
 	s := vm.Spec{
-		Name: nameOf(m), Sandbox: true, CgroupParent: parent, Hostname: c.GetHostname(),
+		Name: nameOf(m), Sandbox: true, Driver: n.Driver, CgroupParent: parent, Hostname: c.GetHostname(),
 		CPUs: cmp.Or(wholeCPUs(size), n.CPUs), Memory: memory(size, n), Storage: n.Storage, DiskRate: vm.DiskRate(rate),
 		NICs:    []vm.NICSpec{{Network: n.Network, Ports: ports(c.GetPortMappings()), Pod: vm.PodName{Namespace: m.GetNamespace(), Name: m.GetName(), UID: m.GetUid()}, Bandwidth: band}},
 		Sysctls: sysctls(c.GetLinux().GetSysctls()), DNS: dns(c.GetDnsConfig()),
@@ -173,6 +177,15 @@ func Config(r vm.Record) *cri.PodSandboxConfig {
 		return &cri.PodSandboxConfig{Metadata: &cri.PodSandboxMetadata{Name: r.Spec.Name, Namespace: r.Owner.Namespace, Uid: r.Owner.PodUID}}
 	}
 	return &c
+}
+
+// StandIn says in one sentence that the VM of a sandbox runs in another hypervisor than the one that its pod asks for; "" if it does not.
+func StandIn(r vm.Record) string {
+	want := Config(r).GetAnnotations()[contract.KeyBackend]
+	if want == "" || want == r.Driver {
+		return ""
+	}
+	return fmt.Sprintf("VM %s runs in %s, which stands in for %s", r.Spec.Name, r.Driver, want)
 }
 
 // Ready reports whether the sandbox has its network and can have containers. One whose guest was a container that has ended can have another one.

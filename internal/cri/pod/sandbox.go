@@ -19,6 +19,9 @@ func (s *Service) RunPodSandbox(ctx context.Context, req *cri.RunPodSandboxReque
 		return nil, err
 	}
 	r, err := s.engine.Create(vm.OnBehalf(ctx, owner), spec)
+	if err == nil && convert.StandIn(r) != "" {
+		s.log.Info("vm of pod runs in a stand-in for the driver that the pod asks for", "vm", r.ID, "driver", r.Driver)
+	}
 	if errdefs.IsAlreadyExists(err) {
 		if r, err = s.engine.Inspect(vm.OnBehalf(ctx, owner), spec.Name); err == nil && (!convert.IsSandbox(r) || !convert.Ready(r)) {
 			err = errdefs.Existsf("the sandbox of attempt %d exists, but it is not ready; remove it first", req.GetConfig().GetMetadata().GetAttempt())
@@ -69,7 +72,10 @@ func (s *Service) PodSandboxStatus(ctx context.Context, req *cri.PodSandboxStatu
 	}
 	out := &cri.PodSandboxStatusResponse{Status: convert.SandboxStatus(r)}
 	if req.GetVerbose() {
-		out.Info = map[string]string{"vm": string(r.ID), "name": r.Owner.Qualify(r.Spec.Name), "state": string(r.State), "reason": r.Reason, "message": r.Message}
+		out.Info = map[string]string{
+			"vm": string(r.ID), "name": r.Owner.Qualify(r.Spec.Name), "state": string(r.State), "reason": r.Reason, "message": r.Message,
+			"hypervisor": r.Driver, "standIn": convert.StandIn(r),
+		}
 	}
 	return out, nil
 }

@@ -4,11 +4,13 @@ import (
 	"context"
 	"log/slog"
 	"slices"
+	"strings"
 	"testing"
 	"time"
 
 	cri "k8s.io/cri-api/pkg/apis/runtime/v1"
 
+	"cocoonstack.io/cocoon/api/contract"
 	"cocoonstack.io/cocoon/internal/cri/convert"
 	"cocoonstack.io/cocoon/internal/errdefs"
 	"cocoonstack.io/cocoon/internal/vm"
@@ -34,6 +36,21 @@ func (e *stopper) Stop(context.Context, string, time.Duration) (vm.Record, error
 func (e *stopper) ReleaseNICs(context.Context, string) (vm.Record, error) {
 	e.done = append(e.done, "release")
 	return e.record, nil
+}
+
+// TestBackendThatPodsLack: crictl inspectp says in which hypervisor a pod runs, and why it is not the one that it asks for.
+func TestBackendThatPodsLack(t *testing.T) {
+	c := &cri.PodSandboxConfig{Metadata: &cri.PodSandboxMetadata{Name: "web", Namespace: "shop", Uid: "u1"}, Annotations: map[string]string{contract.KeyBackend: "firecracker"}}
+	spec, _, err := convert.Sandbox(c, "cocoon", convert.Node{CPUs: 1, Driver: "qemu"})
+	if err != nil {
+		t.Fatal(err)
+	}
+	e := &stopper{record: vm.Record{ID: vm.NewID(), Spec: spec, State: vm.StateRunning, Driver: spec.Driver}}
+	s := &Service{engine: e, log: slog.New(slog.DiscardHandler)}
+	got, err := s.PodSandboxStatus(t.Context(), &cri.PodSandboxStatusRequest{PodSandboxId: convert.SandboxID(e.record.ID), Verbose: true})
+	if err != nil || got.GetInfo()["hypervisor"] != "qemu" || !strings.HasSuffix(got.GetInfo()["standIn"], "runs in qemu, which stands in for firecracker") {
+		t.Errorf("%v, %v", got.GetInfo(), err)
+	}
 }
 
 // TestStopPodSandbox: a kubelet can stop every sandbox, also one that is lost, because it removes none before.

@@ -186,7 +186,10 @@ func (g *Guest) Handle() hypervisor.Handle { return hypervisor.Handle(g.p.ID) }
 func (g *Guest) PID() int { return g.p.PID }
 
 // State implements hypervisor.Instance.
-func (g *Guest) State(context.Context) (hypervisor.RunState, error) {
+func (g *Guest) State(ctx context.Context) (hypervisor.RunState, error) {
+	if err := g.w.Mute(ctx, g.p.ID); err != nil {
+		return "", err
+	}
 	select {
 	case <-g.ended:
 		return "", errdefs.NotFoundf("vm %s has ended", g.p.ID)

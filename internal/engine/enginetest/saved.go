@@ -184,7 +184,7 @@ func (g *Guest) Save(ctx context.Context, p hypervisor.SavePlan) (hypervisor.Sav
 		err = p.Still(ctx)
 	}
 	if err = errors.Join(err, g.w.Fault("driver.Save done")); err != nil {
-		g.change(func() { g.p.Paused = false })
+		g.change(func() { g.p.Paused = g.w.Stuck })
 		return hypervisor.Saved{}, errors.Join(err, remove(p.State), remove(p.Memory))
 	}
 	if p.Taken != nil {

@@ -5,6 +5,7 @@
 package enginetest
 
 import (
+	"context"
 	"encoding/json"
 	"errors"
 	"io/fs"
@@ -25,7 +26,10 @@ type World struct {
 	NoIP    bool                    // the network knows no addresses
 	Old     bool                    // guests' agents cannot give a resumed guest its identity
 	Told    bool                    // those of disk guests can
+	Stuck   bool                    // a save that fails leaves its guest paused
 	Machine vm.Machine              // of this host; the zero value gets defaults
+
+	Mute func(context.Context, vm.ID) error // called when a guest is asked for its state, which waits for it
 
 	Net     byte                      // first byte of all addresses, and in MACs; 0 is 10. Addresses in 127 answer pings
 	Ready   bool                      // containers run as soon as the guest is set up; otherwise Stand sets their status
@@ -53,7 +57,7 @@ func (w *World) RawOnly() error {
 // New returns the world in dir, including what an earlier process left there.
 func New(dir string) (*World, error) {
 	w := &World{
-		Dir: dir, Fault: func(string) error { return nil }, guests: map[vm.ID]*Guest{},
+		Dir: dir, Fault: func(string) error { return nil }, Mute: func(context.Context, vm.ID) error { return nil }, guests: map[vm.ID]*Guest{},
 		taken: map[string]bool{}, held: map[string]int{},
 	}
 	_, err := os.Stat(filepath.Join(dir, "raw"))

@@ -165,15 +165,15 @@ func Resumed(r vm.Record) guest.Resumed {
 
 // linksUp turns on the carrier of those of a clone's NICs that are to have one.
 func (l *Link) linksUp(ctx context.Context, r vm.Record) error {
-	linker, ok := hypervisor.As[hypervisor.Linker](l.proc.Inst)
-	if !ok {
+	open := hypervisor.OpensLinks(l.proc.Inst)
+	if open == nil {
 		return nil
 	}
 	for i, n := range r.NICs {
 		if n.LinkDown {
 			continue
 		}
-		if err := linker.SetLink(ctx, vm.PlaceOf(r.NICs, i), true); err != nil {
+		if err := open(ctx, vm.PlaceOf(r.NICs, i)); err != nil {
 			return fmt.Errorf("set the link of interface %d up: %w", i, err)
 		}
 	}

@@ -1,6 +1,7 @@
 package admission
 
 import (
+	"slices"
 	"strings"
 	"testing"
 
@@ -9,6 +10,40 @@ import (
 
 	"cocoonstack.io/cocoon/api/contract"
 )
+
+// The webhook sends a pod to a node with the hypervisor that it asks for, where there is one; it changes nothing twice.
+func TestCompletePrefersTheBackend(t *testing.T) {
+	for _, b := range append(contract.Backends(), "", "bochs") {
+		pod := &corev1.Pod{ObjectMeta: metav1.ObjectMeta{Namespace: "prod", Name: "web", Annotations: map[string]string{contract.KeyBackend: string(b)}}}
+		var want []string
+		if slices.Contains(contract.Backends(), b) {
+			want = []string{contract.LabelBackend(b)}
+		}
+		for _, first := range []bool{true, false} {
+			if changed := complete(pod); changed != first {
+				t.Errorf("backend %q: changed %t", b, changed)
+			}
+			if got := preferred(pod); !slices.Equal(got, want) {
+				t.Errorf("backend %q: it prefers nodes with %q, want %q", b, got, want)
+			}
+		}
+	}
+}
+
+// preferred returns the labels of the nodes that pod prefers.
+func preferred(pod *corev1.Pod) (keys []string) {
+	if pod.Spec.Affinity == nil || pod.Spec.Affinity.NodeAffinity == nil {
+		return nil
+	}
+	for _, p := range pod.Spec.Affinity.NodeAffinity.PreferredDuringSchedulingIgnoredDuringExecution {
+		for _, r := range p.Preference.MatchExpressions {
+			if p.Weight > 0 && r.Operator == corev1.NodeSelectorOpExists {
+				keys = append(keys, r.Key)
+			}
+		}
+	}
+	return keys
+}
 
 // The webhook refuses pods with invalid VM settings, before a node sees them.
 func TestCheckPod(t *testing.T) {

@@ -34,7 +34,7 @@ func (c *creation) cloneUp(ctx context.Context, pod *corev1.Pod, origin convert.
 			spec.Snapshot = snap.ID
 			spec.NICs = interfaces(pod, snap.NICs)
 		}
-		return spec, assertBackend(pod, "snapshot "+snap.Name, snap.Hypervisor)
+		return spec, c.assertBackend(ctx, pod, "snapshot "+snap.Name, snap.Hypervisor, snap.Record.Spec.Driver)
 	})
 	if origin.Dir != "" && ctx.Err() == nil && !errors.Is(err, errFreed) {
 		c.Metrics.cloneFromDir.WithLabelValues(result(err)).Inc()
@@ -46,12 +46,12 @@ func (c *creation) cloneUp(ctx context.Context, pod *corev1.Pod, origin convert.
 }
 
 // fits rejects a clone that does not match the pod. Only the record of the VM, after its creation, shows this.
-func fits(pod *corev1.Pod, of vm.CloneSpec, rec vm.Record) error {
+func (c *creation) fits(ctx context.Context, pod *corev1.Pod, of vm.CloneSpec, rec vm.Record) error {
 	if !convert.SameContainers(pod, rec) {
 		return errdefs.Invalidf("the containers of the pod do not match those of its snapshot, which are %s; give the pod's containers the same names in the same order", names(rec))
 	}
 	if of.FromDir != "" {
-		return assertBackend(pod, "the snapshot in "+of.FromDir, rec.Driver)
+		return c.assertBackend(ctx, pod, "the snapshot in "+of.FromDir, rec.Driver, rec.Spec.Driver)
 	}
 	return nil
 }
@@ -89,7 +89,7 @@ func (c *creation) cloneOnce(ctx context.Context, pod *corev1.Pod, spec func() (
 		if err != nil {
 			return rec, err
 		}
-		if err = fits(pod, s, rec); err != nil {
+		if err = c.fits(ctx, pod, s, rec); err != nil {
 			if err := c.vms.Remove(ctx, string(rec.ID), true); err != nil && !errdefs.IsNotFound(err) {
 				c.log.Warn("clone that does not match its pod not removed", "vm", rec.ID, "err", err)
 			}
@@ -115,11 +115,18 @@ func interfaces(pod *corev1.Pod, n int) []vm.NICSpec {
 }
 
 // assertBackend rejects a snapshot of another hypervisor than the one that the pod names, because a hypervisor can only resume
-// its own snapshots. QEMU stands in for the others.
-func assertBackend(pod *corev1.Pod, snap, taken string) error {
+// its own snapshots. It accepts one of a stand-in: taken by the node's default hypervisor, or of a VM that asked for what the pod names.
+func (c *creation) assertBackend(ctx context.Context, pod *corev1.Pod, snap, taken, asked string) error {
 	want := pod.Annotations[contract.KeyBackend]
-	if want == "" || taken == "" || taken == want || taken == string(contract.BackendQEMU) {
+	if want == "" || taken == "" || taken == want || asked == want {
 		return nil
+	}
+	if c.StandIn == nil { // the runtime does not tell
+		if taken == string(contract.BackendQEMU) {
+			return nil
+		}
+	} else if name, err := c.StandIn(ctx); err != nil || name == taken {
+		return err
 	}
 	return errdefs.Invalidf("%s was taken by %s and cannot resume in %s; change %s", snap, taken, want, contract.KeyBackend)
 }

@@ -1,6 +1,7 @@
 package podprovider
 
 import (
+	"context"
 	"encoding/base64"
 	"fmt"
 	"strings"
@@ -97,6 +98,77 @@ func TestClones(t *testing.T) {
 			if !strings.Contains(p.Status.Message, "taken by fake and cannot resume in firecracker") || s.count() != 0 {
 				t.Errorf("%s, %d VMs", p.Status.Message, s.count())
 			}
+		})
+	})
+	t.Run("of a stand-in", func(t *testing.T) {
+		for name, tc := range map[string]struct{ asked, standIn string }{
+			"that is the default":         {"", "fake"},
+			"of a VM that asked for what": {"firecracker", "qemu"}, // another node's default took it
+		} {
+			t.Run(name, func(t *testing.T) {
+				synctest.Test(t, func(t *testing.T) {
+					s := newKept()
+					template(t, s, "base")
+					x := s.snaps["base"]
+					x.Record.Spec.Driver = tc.asked
+					s.snaps["base"] = x
+					w := keeping(t, s, true)
+					w.stop()
+					w.standIn = func(context.Context) (string, error) { return tc.standIn, nil }
+					w.run(keepingConfig(true))
+					defer w.stop()
+					w.create(pod(clone("base", contract.KeyBackend, "firecracker")))
+					expect(t, w.after(time.Second), "Running running ready")
+					w.expectTold("runs in fake, which stands in for firecracker")
+				})
+			})
+		}
+	})
+	t.Run("of a stand-in, in a folder", func(t *testing.T) {
+		synctest.Test(t, func(t *testing.T) {
+			w := keeping(t, newKept(), true)
+			w.stop()
+			w.standIn = func(context.Context) (string, error) { return "fake", nil }
+			w.run(keepingConfig(true))
+			defer w.stop()
+			w.create(pod(asks(map[string]string{contract.KeyManaged: "true", contract.KeyCloneFromDir: "/srv/x", contract.KeyBackend: "firecracker"})))
+			expect(t, w.after(time.Second), "Running running ready")
+		})
+	})
+	t.Run("whose stand-in is not known yet", func(t *testing.T) {
+		synctest.Test(t, func(t *testing.T) {
+			s := newKept()
+			template(t, s, "base")
+			w := keeping(t, s, true)
+			w.stop()
+			silent := true
+			w.standIn = func(context.Context) (string, error) {
+				if silent {
+					silent = false
+					return "", errdefs.Unavailablef("the engine does not answer")
+				}
+				return "fake", nil
+			}
+			w.run(keepingConfig(true))
+			defer w.stop()
+			w.create(pod(clone("base", contract.KeyBackend, "firecracker")))
+			expect(t, w.after(time.Minute), "Running running ready")
+		})
+	})
+	t.Run("of qemu where another stands in", func(t *testing.T) {
+		synctest.Test(t, func(t *testing.T) {
+			s := newKept()
+			template(t, s, "base")
+			x := s.snaps["base"]
+			x.Hypervisor = "qemu"
+			s.snaps["base"] = x
+			w := keeping(t, s, true)
+			w.stop()
+			w.standIn = func(context.Context) (string, error) { return "firecracker", nil }
+			w.run(keepingConfig(true))
+			defer w.stop()
+			w.create(pod(clone("base", contract.KeyBackend, "cloud-hypervisor")))
+			expect(t, w.after(time.Second), "Pending/VMRejected waiting:CreateContainerConfigError")
 		})
 	})
 	t.Run("of several containers", func(t *testing.T) {

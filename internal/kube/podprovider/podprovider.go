@@ -131,7 +131,7 @@ type Placements interface {
 	Holder(ctx context.Context, namespace, vmName string) (node string, found bool, err error)
 }
 
-// Deps are the services that the provider uses. All are required except Snapshots, Placements, Services and Policed. Without Snapshots
+// Deps are the services that the provider uses. All are required except Snapshots, Placements, Services, Plugins, Policed and StandIn. Without Snapshots
 // or Placements, pods that ask for snapshots or to stay on a node are refused.
 type Deps struct {
 	Runtime    Runtime
@@ -144,8 +144,10 @@ type Deps struct {
 	Services   ServiceLister        // nil: guests get no information about Services
 	Plugins    podvolumes.Plugins   // volumes of CSI drivers; nil: the node has none
 	Policed    func() (bool, error) // reports whether a new VM is closed until its network policies are set; nil: no VM is. After an error no VM is created
-	Metrics    *Metrics
-	Log        *slog.Logger
+	// StandIn returns the hypervisor that runs VMs in the place of one that the node lacks; nil: none does. Errors: Unavailable.
+	StandIn func(context.Context) (string, error)
+	Metrics *Metrics
+	Log     *slog.Logger
 }
 
 // ServiceLister returns the Services of a namespace from a cache. Errors: Unavailable until the cache is synced.

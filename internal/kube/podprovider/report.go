@@ -14,6 +14,7 @@ import (
 	"cocoonstack.io/cocoon/internal/kube/podhealth"
 	"cocoonstack.io/cocoon/internal/kube/podsnapshots"
 	"cocoonstack.io/cocoon/internal/kube/podstatus"
+	"cocoonstack.io/cocoon/internal/snapshot"
 	"cocoonstack.io/cocoon/internal/vm"
 )
 
@@ -150,12 +151,16 @@ func (c *common) newStates(s *podState) *podsnapshots.States {
 		Find:     s.known,
 		Forkable: func(rec vm.Record) bool { return podstatus.Up(&rec) && hasIdentity(&rec, false) },
 		// The Events are the same as for an image.
-		Pulling: func(from string) func(int64) {
+		Pulling: func(from string) func(snapshot.Snapshot) {
 			began := time.Now()
 			s.event(corev1.EventTypeNormal, eventPulling, "Pulling snapshot %q", from)
-			return func(size int64) {
-				s.event(corev1.EventTypeNormal, eventPulled, "Successfully pulled snapshot %q in %s. Snapshot size: %d bytes.",
-					from, time.Since(began).Round(time.Millisecond), size)
+			return func(got snapshot.Snapshot) {
+				took := time.Since(began).Round(time.Millisecond)
+				if got.Arriving {
+					s.event(corev1.EventTypeNormal, eventPulled, "Successfully pulled the disks of snapshot %q in %s. Its memory follows while the VM runs.", from, took)
+					return
+				}
+				s.event(corev1.EventTypeNormal, eventPulled, "Successfully pulled snapshot %q in %s. Snapshot size: %d bytes.", from, took, got.Size)
 			}
 		},
 	})

@@ -52,6 +52,7 @@ type world struct {
 	claims        Placements
 	plugins       podvolumes.Plugins
 	policed       func() (bool, error)
+	standIn       func(context.Context) (string, error)
 	p             *Provider
 	stop          func()
 }
@@ -84,7 +85,7 @@ func (w *world) run(cfg Config) {
 		Cached: func(ns, name string) (*corev1.Pod, error) {
 			return w.client.CoreV1().Pods(ns).Get(w.t.Context(), name, metav1.GetOptions{})
 		},
-		Metrics: NewMetrics(prometheus.NewRegistry()), Log: slog.New(slog.DiscardHandler), Policed: w.policed, Plugins: w.plugins,
+		Metrics: NewMetrics(prometheus.NewRegistry()), Log: slog.New(slog.DiscardHandler), Policed: w.policed, Plugins: w.plugins, StandIn: w.standIn,
 	})
 	if err != nil {
 		w.t.Fatal(err)

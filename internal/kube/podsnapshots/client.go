@@ -42,6 +42,9 @@ type transfers interface {
 	PushSnapshot(ctx context.Context, ref, to string, auth snapshot.Auth, progress func(snapshot.Progress)) (snapshot.Snapshot, error)
 	// PullSnapshot fetches a snapshot from a registry or, with cocoon://HOST:PORT/NAME, from another node.
 	PullSnapshot(ctx context.Context, from, name string, auth snapshot.Auth, progress func(snapshot.Progress)) (snapshot.Snapshot, error)
+	// PullSnapshotEarly pulls as PullSnapshot does. It returns before the memory is here if VMs can resume from the snapshot before
+	// that; Snapshot.Arriving is true then. If the rest never comes, there is no snapshot, and those VMs end.
+	PullSnapshotEarly(ctx context.Context, from, name string, auth snapshot.Auth, progress func(snapshot.Progress)) (snapshot.Snapshot, error)
 	// TagDigest asks a registry for the digest of ref's manifest. Errors: NotFound.
 	TagDigest(ctx context.Context, ref string, auth snapshot.Auth) (string, error)
 	// DeleteTag removes a tag. It is no error if the tag does not exist.
@@ -92,6 +95,11 @@ func (o own) pull(ctx context.Context, from, name string) (snapshot.Snapshot, er
 		auth = snapshot.Auth{} // never send the registry's credentials to other nodes
 	}
 	return o.all.PullSnapshot(vm.OnBehalf(ctx, o.owner), from, name, auth, nil)
+}
+
+// pullEarly pulls from the registry.
+func (o own) pullEarly(ctx context.Context, from, name string) (snapshot.Snapshot, error) {
+	return o.all.PullSnapshotEarly(vm.OnBehalf(ctx, o.owner), from, name, o.auth, nil)
 }
 
 func (o own) digest(ctx context.Context, ref string) (string, error) {

@@ -56,7 +56,7 @@ func (s *States) offered(ctx context.Context, main string, id vm.ID) (snapshot.S
 	if err != nil {
 		return have, err
 	}
-	got, err := s.fetch(ctx, ref, name)
+	got, err := s.fetch(ctx, ref, name, s.own.pull)
 	if err != nil || got.Source.VMID == id {
 		return got, err
 	}

@@ -142,7 +142,7 @@ func (s *States) Import(ctx context.Context, at Place) (snapshot.Snapshot, error
 	if !s.store.Remote() {
 		return have, errdefs.NotFoundf("no peer has the hibernated state of VM %s", s.owner.VM)
 	}
-	got, err := s.fetch(ctx, at.ref, name)
+	got, err := s.fetch(ctx, at.ref, name, s.own.pull)
 	switch {
 	case err != nil:
 		return got, err
@@ -163,7 +163,7 @@ func (s *States) Import(ctx context.Context, at Place) (snapshot.Snapshot, error
 func (s *States) fromPeer(ctx context.Context, name string, fits func(snapshot.Snapshot) bool) (got snapshot.Snapshot, err error) {
 	for _, peer := range s.store.registry.Peers {
 		for _, alias := range contract.Aliases(s.owner.Namespace, s.owner.VM) { // an earlier release used another name
-			got, err = s.pull(ctx, snapshot.PeerScheme+peer+"/"+hibernateName(alias), name)
+			got, err = s.pull(ctx, snapshot.PeerScheme+peer+"/"+hibernateName(alias), name, s.own.pull)
 			switch {
 			case ctx.Err() != nil:
 				return got, ctx.Err()

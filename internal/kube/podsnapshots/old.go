@@ -56,7 +56,7 @@ func (s *States) fetchOld(ctx context.Context, at Place, name, pod string, ref c
 	if left, err := operator.find(ctx, unclaimed); err == nil { // a killed process left it
 		operator.discard(ctx, left.ID)
 	}
-	got, err := operator.pull(ctx, at.pinned(), unclaimed)
+	got, err := operator.pull(ctx, at.pinned(), unclaimed, operator.own.pull)
 	if err != nil {
 		return got, errdefs.New(errdefs.ClassOf(err), "pull snapshot %s: %w", at.ref, err)
 	}
@@ -65,7 +65,7 @@ func (s *States) fetchOld(ctx context.Context, at Place, name, pod string, ref c
 		s.reject(got, at.digest, err)
 		return got, err
 	}
-	return s.fetch(ctx, at.pinned(), name) // most of the data is already on this node
+	return s.fetch(ctx, at.pinned(), name, s.own.pull) // most of the data is already on this node
 }
 
 // reject records why the snapshot with that digest at an old place is not used. rejected returns the snapshot and the reason.

@@ -78,8 +78,8 @@ type Owner struct {
 	// Forkable reports whether a VM can be forked now.
 	Forkable func(vm.Record) bool
 	// Pulling is called when the transfer of a snapshot for the pod begins. The function that it returns is called with the
-	// size in bytes when the snapshot is on this node.
-	Pulling func(from string) (pulled func(size int64))
+	// snapshot when it is on this node, or all of it but memory that arrives.
+	Pulling func(from string) (pulled func(snapshot.Snapshot))
 }
 
 // States are the saved states of one pod's VM, and the states from which the VM can be created. Their methods act on behalf of

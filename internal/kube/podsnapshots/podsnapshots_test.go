@@ -11,6 +11,7 @@ import (
 	"time"
 
 	corev1 "k8s.io/api/core/v1"
+	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 
 	"cocoonstack.io/cocoon/api/contract"
 	"cocoonstack.io/cocoon/internal/errdefs"
@@ -85,6 +86,11 @@ func (n *node) PullSnapshot(ctx context.Context, from, name string, auth snapsho
 	return snapshot.Snapshot{ID: "pulled", Digest: n.tags[from]}, nil
 }
 
+func (n *node) PullSnapshotEarly(ctx context.Context, from, name string, auth snapshot.Auth, _ func(snapshot.Progress)) (snapshot.Snapshot, error) {
+	n.note(ctx, auth, "pull-early", from, name)
+	return snapshot.Snapshot{ID: "pulled", Digest: n.tags[from], Arriving: true}, nil
+}
+
 func (n *node) TagDigest(ctx context.Context, ref string, auth snapshot.Auth) (string, error) {
 	n.note(ctx, auth, "ask", ref)
 	if got := n.tags[ref]; got != "" {
@@ -109,7 +115,10 @@ func TestCallsAreOnBehalfOfTheOwner(t *testing.T) {
 		hibernate = "http://r/ns/web:hibernate"
 		latest    = "http://r/ns/web:latest"
 		fork      = "http://r/ns/web:fork"
+		gold      = "http://r/ns/gold:v1"
+		newer     = "http://r/ns/gold:v2"
 	)
+	forced := &corev1.Pod{ObjectMeta: metav1.ObjectMeta{Annotations: map[string]string{contract.KeyForcePull: "true"}}}
 	rec := vm.Record{ID: "id", Spec: vm.Spec{Name: "web"}}
 	for name, tc := range map[string]struct {
 		do   func(context.Context, *States) error
@@ -132,6 +141,18 @@ func TestCallsAreOnBehalfOfTheOwner(t *testing.T) {
 		}, []string{
 			"ns get web:hibernate", "ns ask " + hibernate + " secret", "ns get web:hibernate", "ns get web-hibernate-import", "ns pull cocoon://peer:1/web:hibernate web-hibernate-import",
 			"ns pull " + hibernate + " web-hibernate-import secret", "ns clone pulled",
+		}},
+		"clone what is nowhere here": {func(ctx context.Context, s *States) error {
+			_, err := s.Stored(ctx, &corev1.Pod{}, contract.SnapshotRef{Repo: "gold", Tag: "v1"})
+			return err
+		}, []string{
+			"ns get gold:v1", "ns get gold___:v1", "ns ask " + gold + " secret", "ns get gold:v1", "ns pull-early " + gold + " gold:v1 secret",
+		}},
+		"replace what is here": {func(ctx context.Context, s *States) error {
+			_, err := s.Stored(ctx, forced, contract.SnapshotRef{Repo: "gold", Tag: "v2"})
+			return err
+		}, []string{
+			"ns get gold:v2", "ns get gold___:v2", "ns ask " + newer + " secret", "ns get gold___:v2", "ns pull " + newer + " gold___:v2 secret", "ns remove older",
 		}},
 		"keep": {func(ctx context.Context, s *States) error {
 			_, err := s.Keep(ctx, &vm.Record{ID: "id", Snapshot: "slept"})
@@ -159,14 +180,17 @@ func TestCallsAreOnBehalfOfTheOwner(t *testing.T) {
 		}, []string{"ns delete " + hibernate + " secret", "ns delete " + fork + " secret", "ns remove fork-web", "ns get", "ns wake id"}},
 	} {
 		t.Run(name, func(t *testing.T) {
-			n := &node{tags: map[string]string{hibernate: "sha256:there"}, fail: errdefs.Existsf("the snapshot exists"), here: map[string]snapshot.Snapshot{"slept": {ID: "slept"}}}
+			n := &node{
+				tags: map[string]string{hibernate: "sha256:there", gold: "sha256:gold", newer: "sha256:newer"}, fail: errdefs.Existsf("the snapshot exists"),
+				here: map[string]snapshot.Snapshot{"slept": {ID: "slept"}, "gold:v2": {ID: "older", Name: "gold:v2", Digest: "sha256:older", Owner: vm.Owner{Namespace: "ns"}}},
+			}
 			store := New("node-1", n, Registry{URL: "http://r/", Auth: snapshot.Auth{Token: "secret"}, Peers: []string{"peer:1"}},
 				Metrics{func(time.Duration) {}, func(time.Duration, error) {}, func(time.Duration, error) {}})
 			s := store.States(Owner{
 				Owner: vm.Owner{Namespace: "ns"}, Pod: "web", VM: "web", Log: slog.New(slog.DiscardHandler),
 				Find:     func(context.Context, string) (vm.Record, error) { return rec, nil },
 				Forkable: func(vm.Record) bool { return true },
-				Pulling:  func(string) func(int64) { return func(int64) {} },
+				Pulling:  func(string) func(snapshot.Snapshot) { return func(snapshot.Snapshot) {} },
 			})
 			if err := tc.do(t.Context(), s); err != nil {
 				t.Fatal(err)

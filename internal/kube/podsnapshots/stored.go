@@ -24,7 +24,7 @@ func (s *States) Clone(ctx context.Context, spec vm.CloneSpec, auth []image.Regi
 }
 
 // Stored returns the snapshot from which pod is cloned. It is on this node, or else pulled from the registry, also from a
-// public repository. With a force-pull annotation Stored first asks the registry for a newer snapshot. The local snapshot
+// public repository. A snapshot that is pulled may still be arriving: its VM waits for what it needs, if its hypervisor can do that. With a force-pull annotation Stored first asks the registry for a newer snapshot. The local snapshot
 // stays until the newer one is on this node.
 func (s *States) Stored(ctx context.Context, pod *corev1.Pod, ref contract.SnapshotRef) (snapshot.Snapshot, error) {
 	return s.stored(ctx, pod, ref, true)
@@ -58,10 +58,13 @@ func (s *States) stored(ctx context.Context, pod *corev1.Pod, ref contract.Snaps
 		return here, err
 	}
 	var got snapshot.Snapshot
-	if at.old {
+	switch {
+	case at.old:
 		got, err = s.fetchOld(ctx, at, name, "", ref)
-	} else {
-		got, err = s.fetch(ctx, at.ref, name)
+	case here.ID != "": // stays until all of the newer one is here
+		got, err = s.fetch(ctx, at.ref, name, s.own.pull)
+	default:
+		got, err = s.fetch(ctx, at.ref, name, s.own.pullEarly)
 	}
 	if err == nil && here.ID != "" && here.Owner.Namespace == s.owner.Namespace {
 		s.discard(ctx, here.ID)

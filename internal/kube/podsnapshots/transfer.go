@@ -37,10 +37,10 @@ func (s *States) has(ctx context.Context, ref, digest string) error {
 	return nil
 }
 
-// pull fetches a snapshot under a local name.
-func (s *States) pull(ctx context.Context, from, name string) (snapshot.Snapshot, error) {
+// pull fetches a snapshot under a local name, and counts that.
+func (s *States) pull(ctx context.Context, from, name string, by puller) (snapshot.Snapshot, error) {
 	began := time.Now()
-	got, err := s.own.pull(ctx, from, name)
+	got, err := by(ctx, from, name)
 	if ctx.Err() != nil {
 		return got, ctx.Err()
 	}
@@ -48,14 +48,18 @@ func (s *States) pull(ctx context.Context, from, name string) (snapshot.Snapshot
 	return got, err
 }
 
+// puller is own.pull or own.pullEarly. Only what can be pulled again may be pulled early: the snapshot is lost if cocoond ends before
+// all of it is here.
+type puller func(ctx context.Context, from, name string) (snapshot.Snapshot, error)
+
 // fetch pulls a snapshot and tells the owner.
-func (s *States) fetch(ctx context.Context, from, name string) (snapshot.Snapshot, error) {
+func (s *States) fetch(ctx context.Context, from, name string, by puller) (snapshot.Snapshot, error) {
 	pulled := s.owner.Pulling(from)
-	got, err := s.pull(ctx, from, name)
+	got, err := s.pull(ctx, from, name, by)
 	if err != nil {
 		return got, errdefs.New(errdefs.ClassOf(err), "pull snapshot %s: %w", from, err)
 	}
-	pulled(got.Size)
+	pulled(got)
 	return got, nil
 }
 
