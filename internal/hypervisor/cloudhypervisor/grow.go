@@ -28,7 +28,7 @@ func (i *instance) growDisk(ctx context.Context, serial string, size int64) erro
 		n, err = i.ToGrow(i.h.Disks, diskPath, serial, size)
 		id = diskID(n)
 	}
-	if err != nil || i.notBegun() {
+	if err != nil || !i.beginning.Begun() {
 		return err
 	}
 	if now.State != stateRunning {

@@ -24,13 +24,12 @@ type instance struct {
 	h     handle
 	guest jail.Channel
 	turn  chan struct{} // has room for one who changes the devices of the guest
-	boots chan struct{} // has room for one who lets the guest begin
 
-	mu       sync.Mutex
-	unbooted bool      // the guest has not begun: it was launched paused
-	pressed  bool      // its power button was pressed before it began
-	again    time.Time // until then, a guest that powers itself off starts again
-	reason   string    // why the guest ended, "" if it has not
+	beginning *jail.Beginning
+
+	mu     sync.Mutex
+	again  time.Time // until then, a guest that powers itself off starts again
+	reason string    // why the guest ended, "" if it has not
 }
 
 var (
@@ -47,7 +46,7 @@ var (
 )
 
 func newInstance(d *Driver, h handle, raw hypervisor.Handle, p *proc.Process) *instance {
-	return &instance{Life: d.jail.NewLife(h.Handle, raw, p), d: d, h: h, turn: make(chan struct{}, 1), boots: make(chan struct{}, 1)}
+	return &instance{Life: d.jail.NewLife(h.Handle, raw, p), d: d, h: h, turn: make(chan struct{}, 1), beginning: jail.NewBeginning()}
 }
 
 // call sends a request that costs the process no time.
@@ -81,12 +80,6 @@ func (i *instance) state(ctx context.Context) (string, error) {
 	return info.State, err
 }
 
-func (i *instance) notBegun() bool {
-	i.mu.Lock()
-	defer i.mu.Unlock()
-	return i.unbooted
-}
-
 // State implements hypervisor.Instance.
 func (i *instance) State(ctx context.Context) (hypervisor.RunState, error) {
 	s, err := i.state(ctx)
@@ -95,7 +88,7 @@ func (i *instance) State(ctx context.Context) (hypervisor.RunState, error) {
 		return "", fmt.Errorf("state of VM %s: %w", i.h.ID, err)
 	case s == stateRunning:
 		return hypervisor.Running, nil
-	case s == stateCreated && !i.notBegun():
+	case s == stateCreated && i.beginning.Begun():
 		return hypervisor.Ended, nil
 	}
 	return hypervisor.Paused, nil
@@ -126,7 +119,11 @@ func (i *instance) start(ctx context.Context) error {
 // recall finds out whether the guest has begun. An earlier daemon may have been killed before it took its kernel away.
 func (i *instance) recall() {
 	text, err := os.ReadFile(filepath.Join(i.h.Dir, eventLog))
-	if i.unbooted = err == nil && lifeOf(text) == lifeUnknown; i.unbooted || i.h.Resets {
+	if err == nil && lifeOf(text) == lifeUnknown {
+		return
+	}
+	i.beginning.HasBegun()
+	if i.h.Resets {
 		return
 	}
 	if err := unlinkKernel(i.Proc); err != nil {
@@ -136,14 +133,14 @@ func (i *instance) recall() {
 
 // Shutdown implements hypervisor.Instance.
 func (i *instance) Shutdown(ctx context.Context) error {
-	i.mu.Lock()
-	if i.unbooted {
-		i.pressed = true
-		i.mu.Unlock()
+	if i.beginning.PressLater() {
 		return nil
 	}
-	i.mu.Unlock()
-	return i.Named(i.call(ctx, "PUT", "vm.power-button", nil, nil))
+	return i.Named(i.press(ctx))
+}
+
+func (i *instance) press(ctx context.Context) error {
+	return i.call(ctx, "PUT", "vm.power-button", nil, nil)
 }
 
 // Pause implements hypervisor.Pauser.
@@ -157,7 +154,7 @@ func (i *instance) Pause(ctx context.Context) error {
 
 // Resume implements hypervisor.Pauser.
 func (i *instance) Resume(ctx context.Context) error {
-	if err := i.begin(ctx); err != nil {
+	if err := i.beginning.Begin(ctx, i.start, i.press); err != nil {
 		return i.Named(err)
 	}
 	s, err := i.State(ctx)
@@ -165,30 +162,6 @@ func (i *instance) Resume(ctx context.Context) error {
 		return err
 	}
 	return i.Named(i.call(ctx, "PUT", "vm.resume", nil, nil))
-}
-
-// begin starts a guest that was launched paused.
-func (i *instance) begin(ctx context.Context) error {
-	select {
-	case i.boots <- struct{}{}:
-		defer func() { <-i.boots }()
-	case <-ctx.Done():
-		return ctx.Err()
-	}
-	if !i.notBegun() {
-		return nil
-	}
-	if err := i.start(ctx); err != nil {
-		return err
-	}
-	i.mu.Lock()
-	i.unbooted = false
-	pressed := i.pressed
-	i.mu.Unlock()
-	if !pressed {
-		return nil
-	}
-	return i.call(ctx, "PUT", "vm.power-button", nil, nil)
 }
 
 // resets returns Unsupported for a guest that ends when it resets.

@@ -20,7 +20,6 @@ func TestBootUnheard(t *testing.T) {
 		f.vm.State = stateCreated
 		f.linkKernel()
 		i := f.instance()
-		i.unbooted = true
 		lost := ""
 		f.set(func() {
 			f.fault = func(method string) string {
@@ -41,7 +40,7 @@ func TestBootUnheard(t *testing.T) {
 		if err := i.Resume(t.Context()); err != nil {
 			t.Errorf("%s: %v", what, err)
 		}
-		if s, err := i.State(t.Context()); err != nil || s != hypervisor.Running || i.notBegun() {
+		if s, err := i.State(t.Context()); err != nil || s != hypervisor.Running || !i.beginning.Begun() {
 			t.Errorf("%s: it is %s, %v", what, s, err)
 		}
 		if f.kernelLinked() {
@@ -106,42 +105,17 @@ func TestSilent(t *testing.T) {
 	}
 }
 
-// TestShutdownWhileItBoots: the button is not waited for while the guest boots, and is pressed then.
-func TestShutdownWhileItBoots(t *testing.T) {
+// TestShutdownBeforeItBoots: a button that is pressed before the guest has begun is pressed then.
+func TestShutdownBeforeItBoots(t *testing.T) {
 	f := newFakeProgram(t)
 	f.vm.State = stateCreated
 	f.linkKernel()
 	i := f.instance()
-	i.unbooted = true
-	began, goOn := make(chan struct{}), make(chan struct{})
-	f.set(func() {
-		f.fault = func(method string) string {
-			if method == "vm.boot" {
-				close(began)
-				<-goOn
-			}
-			return ""
-		}
-	})
-	resumed, asked := make(chan error, 1), make(chan error, 1)
-	go func() { resumed <- i.Resume(t.Context()) }()
-	<-began
-	go func() { asked <- i.Shutdown(t.Context()) }()
-	select {
-	case err := <-asked:
-		if err != nil {
-			t.Error(err)
-		}
-	case <-time.After(time.Minute):
-		t.Error("it waits until the guest has booted")
+	if err := i.Shutdown(t.Context()); err != nil {
+		t.Error(err)
 	}
-	brief, cancel := context.WithCancel(t.Context())
-	cancel()
-	if err := i.Resume(brief); !errors.Is(err, context.Canceled) {
-		t.Errorf("resumed by somebody else: %v", err)
-	}
-	close(goOn)
-	if err := <-resumed; err != nil {
+	f.asked()
+	if err := i.Resume(t.Context()); err != nil {
 		t.Error(err)
 	}
 	f.asked("vm.boot ", "vm.power-button ")
@@ -150,8 +124,8 @@ func TestShutdownWhileItBoots(t *testing.T) {
 // TestHungAtBoot: a program that does not answer while it boots its guest keeps nobody for ever, neither who launches the VM nor who lets a paused one begin.
 func TestHungAtBoot(t *testing.T) {
 	f := newFakeProgram(t)
+	f.vm.State = stateCreated
 	i := f.instance()
-	i.unbooted = true
 	i.d.cfg.LaunchTime, i.d.cfg.AnswerTime = 50*time.Millisecond, 50*time.Millisecond
 	f.mu.Lock() // so it does not answer
 	defer f.mu.Unlock()

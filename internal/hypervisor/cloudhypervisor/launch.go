@@ -229,10 +229,14 @@ func (l *launch) begin(ctx context.Context, i *instance) error {
 			return err
 		}
 	}
-	if i.unbooted = l.Plan.Paused; i.unbooted {
+	if l.Plan.Paused {
 		return nil
 	}
-	return i.start(ctx)
+	err := i.start(ctx)
+	if err == nil {
+		i.beginning.HasBegun()
+	}
+	return err
 }
 
 // resume loads saved state and lets the guest run, which is told of the disks that have grown.
@@ -250,6 +254,7 @@ func (l *launch) resume(ctx context.Context, i *instance) error {
 	if err := i.callLong(ctx, "PUT", "vm.resume", nil, nil); err != nil {
 		return err
 	}
+	i.beginning.HasBegun()
 	for n, d := range l.Plan.Disks {
 		if !slices.Contains(l.Plan.Incoming.Grown, d.Serial) {
 			continue

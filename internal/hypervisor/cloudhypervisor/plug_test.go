@@ -95,7 +95,13 @@ func (f *fakeProgram) instance() *instance {
 		f.t.Fatal(err)
 	}
 	h := handle{Handle: jail.Handle{ID: testID, PID: f.proc.PID(), Dir: f.dir, UID: testUser}, Program: "53.0", Disks: []jail.Drive{{Serial: "cow"}}, Queues: 2, DiskRate: vm.DiskRate{Ops: 50}}
-	return newInstance(d, h, nil, f.proc)
+	i := newInstance(d, h, nil, f.proc)
+	f.set(func() {
+		if f.vm.State != stateCreated {
+			i.beginning.HasBegun()
+		}
+	})
+	return i
 }
 
 func (f *fakeProgram) answer(c net.Conn) {

@@ -90,7 +90,7 @@ func (s *save) look(ctx context.Context) error {
 		return errdefs.Preconditionf("an earlier release has started it; stop and start it once")
 	case s.i.h.Huge:
 		return errdefs.Unsupportedf("its memory consists of huge pages")
-	case s.i.notBegun():
+	case !s.i.beginning.Begun():
 		return errdefs.Preconditionf("its guest has not begun")
 	}
 	now, err := s.i.state(ctx)

@@ -7,7 +7,6 @@ import (
 	"io"
 	"net"
 	"slices"
-	"sync"
 	"time"
 
 	"cocoonstack.io/cocoon/internal/errdefs"
@@ -27,11 +26,7 @@ type instance struct {
 	pager *attendant    // nil: it needs none
 	whole chan struct{} // is closed when the pager has done its work; nil: there was none
 
-	turn chan struct{} // has room for one who lets the guest begin
-
-	mu      sync.Mutex
-	begun   bool // it has begun since it was found not to have
-	pressed bool // the power button was pressed before it began
+	beginning *jail.Beginning
 }
 
 var (
@@ -45,7 +40,7 @@ var (
 )
 
 func newInstance(d *Driver, h handle, raw hypervisor.Handle, p *proc.Process) *instance {
-	return &instance{Life: d.jail.NewLife(h.Handle, raw, p), d: d, h: h, turn: make(chan struct{}, 1)}
+	return &instance{Life: d.jail.NewLife(h.Handle, raw, p), d: d, h: h, beginning: jail.NewBeginning()}
 }
 
 // call sends a request that costs the process no time.
@@ -110,24 +105,13 @@ func (i *instance) State(ctx context.Context) (hypervisor.RunState, error) {
 // Shutdown implements hypervisor.Instance. The power button of this machine is Ctrl+Alt+Del.
 func (i *instance) Shutdown(ctx context.Context) error {
 	s, err := i.state(ctx)
-	if err == nil && s == stateNone && i.pressLater() {
+	if err == nil && s == stateNone && i.beginning.PressLater() {
 		return nil
 	}
 	if err == nil {
 		err = i.press(ctx)
 	}
 	return i.Named(err)
-}
-
-// pressLater leaves the button to whoever lets the guest begin. It returns false if it has begun.
-func (i *instance) pressLater() bool {
-	i.mu.Lock()
-	defer i.mu.Unlock()
-	if i.begun {
-		return false
-	}
-	i.pressed = true
-	return true
 }
 
 // press presses the button. While the guest has not read the keys of some earlier presses, there is no room for more, and none is needed.
@@ -157,41 +141,21 @@ func (i *instance) Resume(ctx context.Context) error {
 	case s == statePaused:
 		err = i.call(ctx, "PATCH", "/vm", runState{"Resumed"}, nil)
 	case s == stateNone:
-		err = i.begin(ctx)
+		err = i.beginning.Begin(ctx, i.start, i.press)
 	}
 	return i.Named(err)
 }
 
-// begin starts a guest that was launched paused.
-func (i *instance) begin(ctx context.Context) error {
-	select {
-	case i.turn <- struct{}{}:
-		defer func() { <-i.turn }()
-	case <-ctx.Done():
-		return ctx.Err()
-	}
-	if i.hasBegun() {
+// start begins a guest that was launched paused. It may have begun already, by a request whose answer nobody heard.
+func (i *instance) start(ctx context.Context) error {
+	err := i.call(ctx, "PUT", "/actions", action{"InstanceStart"}, nil)
+	if err == nil {
 		return nil
 	}
-	if err := i.call(ctx, "PUT", "/actions", action{"InstanceStart"}, nil); err != nil {
-		if s, lost := i.state(ctx); lost != nil || s == stateNone { // else it has begun, by a request whose answer nobody heard
-			return err
-		}
+	if s, lost := i.state(ctx); lost != nil || s == stateNone {
+		return err
 	}
-	i.mu.Lock()
-	i.begun = true
-	pressed := i.pressed
-	i.mu.Unlock()
-	if !pressed {
-		return nil
-	}
-	return i.press(ctx)
-}
-
-func (i *instance) hasBegun() bool {
-	i.mu.Lock()
-	defer i.mu.Unlock()
-	return i.begun
+	return nil
 }
 
 // GrowDisk implements hypervisor.DiskGrower.
