@@ -45,7 +45,7 @@ var layers = []layer{
 
 	{"L2 contracts", 2, []string{"internal/hypervisor", "internal/image", "internal/network", "internal/guest", "internal/journal", "internal/snapshot", "internal/volume", "internal/csinode", "internal/container", "internal/guest/console/", "internal/snapshot/artifact/", "internal/snapshot/bundle/"}, nil},
 	{"L3 CSI drivers", 3, []string{"internal/csinode/"}, []string{"github.com/cenkalti/backoff", "github.com/container-storage-interface/spec", "github.com/fsnotify/fsnotify", "golang.org/x/sys/", "google.golang.org/grpc", "k8s.io/kubelet/pkg/apis/pluginregistration/"}},
-	{"L3 jail", 3, []string{"internal/hypervisor/jail/", "internal/hypervisor/savedmemory/", "internal/hypervisor/pager/"}, []string{"github.com/cenkalti/backoff", "golang.org/x/sys/"}},
+	{"L3 jail", 3, []string{"internal/hypervisor/jail/", "internal/hypervisor/savedmemory/", "internal/hypervisor/pager/", "internal/hypervisor/tsc/"}, []string{"github.com/cenkalti/backoff", "golang.org/x/sys/"}},
 	{"L3 qemu", 3, []string{"internal/hypervisor/qemu/"}, []string{"github.com/cenkalti/backoff", "golang.org/x/"}},
 	{"L3 cloud hypervisor", 3, []string{"internal/hypervisor/cloudhypervisor/"}, []string{"github.com/cenkalti/backoff", "golang.org/x/sys/"}},
 	{"L3 firecracker", 3, []string{"internal/hypervisor/firecracker/"}, []string{"github.com/cenkalti/backoff", "github.com/vishvananda/netlink", "golang.org/x/sys/"}},
@@ -92,7 +92,7 @@ var exceptions = map[string]bool{}
 // before it.
 var rooms = map[string][]string{
 	"internal/image":      {".", "compress", "disk", "oci", "seed", "translate", "fetch", "distribution", "pull", "local"},
-	"internal/hypervisor": {".", "jail", "savedmemory", "pager", "fake", "qemu/qmp", "qemu/stream", "qemu", "cloudhypervisor", "firecracker"},
+	"internal/hypervisor": {".", "jail", "savedmemory", "pager", "tsc", "fake", "qemu/qmp", "qemu/stream", "qemu", "cloudhypervisor", "firecracker"},
 	"internal/engine":     {"serial", "proclog", "coredisk", "firmware", "process", "pool", "session", "."},
 	"internal/appliance":  {"bootctl", "bundle", "disk", "clock", "uplink", "pid1", "statecopy", "update", "identity", "install", "workload", "logins", "desired", "reconcile", "microvm", "containers", "machine", "."},
 	"internal/container":  {".", "logfile", "containerd/shimlog", "containerd"},

@@ -24,6 +24,7 @@ import (
 	"cocoonstack.io/cocoon/internal/guest"
 	"cocoonstack.io/cocoon/internal/guest/agent"
 	"cocoonstack.io/cocoon/internal/testkit/need"
+	"cocoonstack.io/cocoon/internal/testkit/testguest"
 	"cocoonstack.io/cocoon/internal/vm"
 )
 
@@ -49,7 +50,7 @@ func startGuest(t *testing.T, disks map[string]string, more ...string) *qemu {
 		"-M", "q35", "-bios", "qboot.rom", "-accel", "tcg,tb-size=128", "-cpu", "max", "-m", "256", "-smp", "1",
 		"-nodefaults", "-display", "none", "-no-reboot",
 		"-kernel", kernel, "-initrd", initramfs,
-		"-append", "console=ttyS0 quiet panic=-1 tsc=reliable no_timer_check noreplace-smp cryptomgr.notests",
+		"-append", "console=ttyS0 quiet panic=-1" + testguest.ClockArgs() + " no_timer_check noreplace-smp cryptomgr.notests",
 		"-serial", "file:" + q.dir + "/console", "-qmp", "unix:" + q.dir + "/qmp,server=on,wait=off",
 		"-device", "virtio-serial-pci", "-chardev", "socket,id=rpc,path=" + q.dir + "/rpc,server=on,wait=off",
 		"-device", "virtserialport,chardev=rpc,name=cocoon.agent",

@@ -28,6 +28,7 @@ import (
 	"cocoonstack.io/cocoon/internal/nodeclient"
 	"cocoonstack.io/cocoon/internal/testkit/need"
 	"cocoonstack.io/cocoon/internal/testkit/port"
+	"cocoonstack.io/cocoon/internal/testkit/testguest"
 )
 
 const (
@@ -140,8 +141,8 @@ func (m *machine) on() {
 		"-nodefaults", "-no-user-config", "-display", "none", "-monitor", "none",
 		"-accel", "tcg,thread=multi,tb-size=512", "-cpu", "max", "-machine", "q35", "-smp", cpus, "-m", memory,
 		"-kernel", filepath.Join(bin, "vmlinuz"), "-initrd", filepath.Join(bin, "initrd.img"),
-		"-append", "root=/dev/vda rw rootflags="+rootFlags+" console=ttyS0 quiet panic=-1 net.ifnames=0 mitigations=off tsc=reliable "+
-			"no_timer_check cryptomgr.notests audit=0",
+		"-append", "root=/dev/vda rw rootflags="+rootFlags+" console=ttyS0 quiet panic=-1 net.ifnames=0 mitigations=off"+testguest.ClockArgs()+
+			" no_timer_check cryptomgr.notests audit=0",
 		"-drive", "if=none,id=root,format=qcow2,file="+m.path("disk.qcow2"), "-device", "virtio-blk-pci,drive=root",
 		"-drive", "if=none,id=payload,format=raw,read-only=on,file="+m.path("payload.img"), "-device", "virtio-blk-pci,drive=payload",
 		"-netdev", "user,id=net,restrict=on,hostfwd=tcp:"+m.addr+"-:22", "-device", "virtio-net-pci,netdev=net",

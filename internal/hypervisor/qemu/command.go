@@ -7,6 +7,7 @@ import (
 
 	"cocoonstack.io/cocoon/internal/errdefs"
 	"cocoonstack.io/cocoon/internal/hypervisor"
+	"cocoonstack.io/cocoon/internal/hypervisor/tsc"
 	"cocoonstack.io/cocoon/internal/vm"
 )
 
@@ -371,16 +372,12 @@ func (c *command) kernel(b vm.Boot, args string) {
 	}
 }
 
-// tscArgs tell the kernel that its time stamp counter is its clock, without the time that it takes to compare it with others. An
-// emulated guest whose counter has an unknown speed must compare: otherwise its time is wrong for good.
+// tscArgs tell the kernel that its time stamp counter is its clock.
 func tscArgs(f facts) string {
-	switch {
-	case f.accel != vm.AccelTCG:
+	if f.accel != vm.AccelTCG {
 		return " tsc=reliable"
-	case f.tscKHz > 0:
-		return fmt.Sprintf(" tsc=reliable tsc_early_khz=%d", f.tscKHz)
 	}
-	return ""
+	return tsc.Args(f.tscKHz)
 }
 
 func (c *command) firmware(p hypervisor.Plan, f facts) error {

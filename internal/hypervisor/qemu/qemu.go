@@ -17,6 +17,7 @@ import (
 	"cocoonstack.io/cocoon/internal/hypervisor"
 	"cocoonstack.io/cocoon/internal/hypervisor/jail"
 	"cocoonstack.io/cocoon/internal/hypervisor/savedmemory"
+	"cocoonstack.io/cocoon/internal/hypervisor/tsc"
 	"cocoonstack.io/cocoon/internal/vm"
 )
 
@@ -85,7 +86,7 @@ type Driver struct {
 	log    *slog.Logger
 	jail   *jail.Jail
 	memory *savedmemory.Cache
-	tscKHz func() int // see newTSC
+	tscKHz func() int // see tsc.New
 
 	trustEmulator bool // for tests that save a running guest without KVM; see save.tracked
 
@@ -106,7 +107,7 @@ func New(cfg Config, log *slog.Logger) (*Driver, error) {
 	case cfg.TBSize < 1 || cfg.SparePorts < 0 || cfg.LaunchTime < 0 || cfg.MemoryCache < 0:
 		return nil, errdefs.Invalidf("configuration of the qemu driver: sizes must be positive")
 	}
-	d := &Driver{cfg: cfg, log: log.With("component", "qemu"), memory: savedmemory.NewCache(cfg.MemoryCache), tscKHz: newTSC()}
+	d := &Driver{cfg: cfg, log: log.With("component", "qemu"), memory: savedmemory.NewCache(cfg.MemoryCache), tscKHz: tsc.New()}
 	users, err := cfg.Users, error(nil)
 	if users == nil {
 		users, err = jail.NewUsers(cfg.UIDBase, cfg.UIDCount)

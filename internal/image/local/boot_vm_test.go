@@ -16,6 +16,7 @@ import (
 	"cocoonstack.io/cocoon/internal/image"
 	"cocoonstack.io/cocoon/internal/testkit/need"
 	"cocoonstack.io/cocoon/internal/testkit/ociimage"
+	"cocoonstack.io/cocoon/internal/testkit/testguest"
 	"cocoonstack.io/cocoon/internal/vm"
 )
 
@@ -94,7 +95,7 @@ func boot(t *testing.T, disks []vm.Disk) string {
 	args := []string{
 		"-M", "q35", "-m", "192", "-accel", "tcg,tb-size=64", "-nographic", "-no-reboot", "-nodefaults", "-serial", "stdio",
 		"-kernel", kernel, "-initrd", path,
-		"-append", "console=ttyS0 quiet panic=-1 tsc=reliable no_timer_check noreplace-smp cryptomgr.notests rdinit=/init",
+		"-append", "console=ttyS0 quiet panic=-1" + testguest.ClockArgs() + " no_timer_check noreplace-smp cryptomgr.notests rdinit=/init",
 	}
 	for i, d := range disks {
 		ro := "off"

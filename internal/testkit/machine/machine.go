@@ -21,6 +21,7 @@ import (
 	"time"
 
 	"cocoonstack.io/cocoon/internal/testkit/need"
+	"cocoonstack.io/cocoon/internal/testkit/testguest"
 )
 
 const diskSize = 1 << 30 // bytes, sparse
@@ -94,7 +95,7 @@ func command(ctx context.Context, qemu, kernel, initramfs string, cpus, memory i
 		"-nodefaults", "-no-user-config", "-display", "none", "-monitor", "none", "-no-reboot",
 		"-accel", "tcg,thread=multi,tb-size=256", "-cpu", "max", "-machine", "q35", "-smp", strconv.Itoa(cpus), "-m", strconv.Itoa(memory),
 		"-kernel", kernel, "-initrd", initramfs,
-		"-append", "console=ttyS0 quiet panic=-1 mitigations=off tsc=reliable no_timer_check cryptomgr.notests audit=0",
+		"-append", "console=ttyS0 quiet panic=-1 mitigations=off" + testguest.ClockArgs() + " no_timer_check cryptomgr.notests audit=0",
 		"-device", "virtio-rng-pci",
 	}
 	cmd := exec.CommandContext(ctx, qemu, append(args, devices...)...)

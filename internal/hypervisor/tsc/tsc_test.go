@@ -1,4 +1,4 @@
-package qemu
+package tsc
 
 import (
 	"testing"
@@ -9,22 +9,22 @@ import (
 
 // TestTSC measures the frequency twice, over times of different length.
 func TestTSC(t *testing.T) {
-	kHz := newTSC()()
+	kHz := New()()
 	if kHz == 0 {
 		t.Skip("the time stamp counter of this CPU stops or changes its speed")
 	}
-	first := readTSC()
-	time.Sleep(3 * tscBaseline) //nolint:forbidigo // the time that passes is what is measured
-	again := first.kHz(readTSC())
+	first := read()
+	time.Sleep(3 * baseline) //nolint:forbidigo // the time that passes is what is measured
+	again := first.kHz(read())
 	if off := again - kHz; off > kHz/1000 || off < -kHz/1000 {
 		t.Errorf("%d kHz, then %d kHz", kHz, again)
 	}
-	if later := (tscReading{}).kHz(tscReading{}); later != 0 {
+	if later := (reading{}).kHz(reading{}); later != 0 {
 		t.Errorf("no time passed: %d kHz", later)
 	}
 }
 
-func TestSteadyTSC(t *testing.T) {
+func TestSteady(t *testing.T) {
 	for name, tt := range map[string]struct {
 		flags string
 		want  bool
@@ -38,7 +38,7 @@ func TestSteadyTSC(t *testing.T) {
 		"another architecture":               {"", false},
 	} {
 		cpuinfo := "processor\t: 0\nvendor_id\t: GenuineIntel\nflags\t\t: " + tt.flags + "\nbugs\t\t: spectre_v1\n"
-		if got := steadyTSC(jail.CPUFlags(cpuinfo)); got != tt.want {
+		if got := steady(jail.CPUFlags(cpuinfo)); got != tt.want {
 			t.Errorf("%s: %t", name, got)
 		}
 	}

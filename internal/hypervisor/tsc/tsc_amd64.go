@@ -1,4 +1,4 @@
-package qemu
+package tsc
 
 // rdtsc reads the time stamp counter of the CPU.
 func rdtsc() int64
