@@ -67,7 +67,7 @@ epoch:
 	k.Kubectl(t, "", "create", "secret", "generic", "cocoon-epoch", "-n", ns, "--from-literal=token="+secret)
 	helm("install", "cocoon", "./chart", "--namespace", ns, "--take-ownership", "--server-side=true", "--force-conflicts", "--values", values)
 	for _, what := range []string{"deployment/cocoon-manager", "statefulset/epoch", "deployment/cocoon-scheduler"} {
-		if out, err := k.TryKubectl(t, "", "rollout", "status", what, "-n", ns, "--timeout=90s"); err != nil {
+		if out, err := k.TryKubectl(t, "", "rollout", "status", what, "-n", ns, "--timeout=240s"); err != nil {
 			t.Fatalf("%s\n%s\n%s", out, k.Kubectl(t, "", "get", "pods,events", "-n", ns, "-o", "wide"), k.Kubectl(t, "", "logs", what, "-n", ns))
 		}
 	}
@@ -104,7 +104,7 @@ epoch:
 	phase("Running")
 	k.Kubectl(t, "", "patch", "cocoonset", "team", "--type=merge", "-p", `{"spec":{"suspend":true}}`)
 	phase("Suspended")
-	k.Kubectl(t, "", "delete", "cocoonset", "team", "--timeout=60s")
+	k.Kubectl(t, "", "delete", "cocoonset", "team", "--timeout=240s")
 	virtualMachines(t, k)
 	helm("uninstall", "cocoon", "--namespace", ns)
 }
@@ -121,7 +121,7 @@ func virtualMachines(t *testing.T, k *kubetest.Cluster) {
 		return string(out)
 	}
 	for _, version := range aggregated.Versions {
-		k.Kubectl(t, "", "wait", "apiservice", version+"."+aggregated.Group, "--for=condition=Available", "--timeout=60s")
+		k.Kubectl(t, "", "wait", "apiservice", version+"."+aggregated.Group, "--for=condition=Available", "--timeout=240s")
 	}
 	if out := virtctl("version"); !strings.Contains(out, "Server Version") || !strings.Contains(out, kubevirt.Version) {
 		t.Errorf("virtctl version: %s", out)
@@ -133,7 +133,7 @@ func virtualMachines(t *testing.T, k *kubetest.Cluster) {
 		"domain: {memory: {guest: 128Mi}, devices: {}}, volumes: [{name: boot, containerDisk: {image: 'cocoon/disk-demo:latest'}}]}}}}", "apply", "-f", "-")
 	virtctl("start", "web")
 	kubetest.Eventually(t, "the VirtualMachine", func() string { return k.Kubectl(t, "", "get", "vm", "web", "-o", "jsonpath={.status.printableStatus}") }, "Running")
-	k.Kubectl(t, "", "delete", "vm", "web", "--timeout=60s")
+	k.Kubectl(t, "", "delete", "vm", "web", "--timeout=240s")
 }
 
 // cli runs cocoon on a node.

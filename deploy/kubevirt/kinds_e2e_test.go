@@ -36,7 +36,7 @@ func TestInstancetypeKinds(t *testing.T) {
 		c.Kubectl(t, string(text), "apply", "--server-side", "-f", "-")
 	}
 	for _, plural := range []string{"virtualmachineinstancetypes", "virtualmachineclusterinstancetypes", "virtualmachinepreferences", "virtualmachineclusterpreferences"} {
-		c.Kubectl(t, "", "wait", "--for=condition=Established", "--timeout=30s", "crd/"+plural+".instancetype.kubevirt.io")
+		c.Kubectl(t, "", "wait", "--for=condition=Established", "--timeout=240s", "crd/"+plural+".instancetype.kubevirt.io")
 		if out := c.Kubectl(t, "", "get", "crd", plural+".instancetype.kubevirt.io", "-o", "jsonpath={.status.storedVersions} {.status.conditions[?(@.type=='NonStructuralSchema')].message}"); strings.TrimSpace(out) != `["v1beta1"]` {
 			t.Errorf("%s: %s", plural, out)
 		}
@@ -85,7 +85,7 @@ func TestDataVolumeKind(t *testing.T) {
 	c := kubetest.Up(t)
 	c.Kubectl(t, string(kubevirt.DataVolumes), "apply", "--server-side", "-f", "-")
 	c.Kubectl(t, string(kubevirt.Policy), "apply", "--server-side", "-f", "-")
-	c.Kubectl(t, "", "wait", "--for=condition=Established", "--timeout=30s", "crd/datavolumes.cdi.kubevirt.io")
+	c.Kubectl(t, "", "wait", "--for=condition=Established", "--timeout=240s", "crd/datavolumes.cdi.kubevirt.io")
 	if out := c.Kubectl(t, "", "get", "crd", "datavolumes.cdi.kubevirt.io", "-o", "jsonpath={.status.storedVersions} {.status.conditions[?(@.type=='NonStructuralSchema')].message}"); strings.TrimSpace(out) != `["v1beta1"]` {
 		t.Error(out)
 	}
@@ -131,7 +131,7 @@ func TestSnapshotKinds(t *testing.T) {
 	for _, text := range kubevirt.Kinds() {
 		c.Kubectl(t, string(text), "apply", "--server-side", "-f", "-")
 	}
-	c.Kubectl(t, "", "wait", "--for=condition=Established", "--timeout=30s", "crd/virtualmachinesnapshots.snapshot.kubevirt.io", "crd/virtualmachinerestores.snapshot.kubevirt.io", "crd/virtualmachineclones.clone.kubevirt.io", "crd/virtualmachines.kubevirt.io")
+	c.Kubectl(t, "", "wait", "--for=condition=Established", "--timeout=240s", "crd/virtualmachinesnapshots.snapshot.kubevirt.io", "crd/virtualmachinerestores.snapshot.kubevirt.io", "crd/virtualmachineclones.clone.kubevirt.io", "crd/virtualmachines.kubevirt.io")
 	source := "source: {apiGroup: kubevirt.io, kind: VirtualMachine, name: a}"
 	for what, tc := range map[string]struct{ spec, refused string }{
 		"plain":    {source, ""},

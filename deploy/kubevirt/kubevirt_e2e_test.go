@@ -54,7 +54,7 @@ func TestKinds(t *testing.T) {
 		}
 	}
 	for _, plural := range []string{"kubevirts", "virtualmachines", "virtualmachineinstances", "virtualmachineinstancereplicasets", "virtualmachineinstancemigrations", "virtualmachineinstancepresets"} {
-		c.Kubectl(t, "", "wait", "--for=condition=Established", "--timeout=30s", "crd/"+plural+".kubevirt.io")
+		c.Kubectl(t, "", "wait", "--for=condition=Established", "--timeout=240s", "crd/"+plural+".kubevirt.io")
 		if out := c.Kubectl(t, "", "get", "crd", plural+".kubevirt.io", "-o", "jsonpath={.status.storedVersions} {.status.conditions[?(@.type=='NonStructuralSchema')].message}"); strings.TrimSpace(out) != `["v1"]` {
 			t.Errorf("%s: %s", plural, out)
 		}
@@ -150,8 +150,9 @@ func TestRights(t *testing.T) {
 	}
 	pools := "virtualmachinepools.pool.kubevirt.io"
 	kube, sub, types, snap, clones, cdi := ".kubevirt.io", ".subresources.kubevirt.io", ".instancetype.kubevirt.io", ".snapshot.kubevirt.io", "virtualmachineclones.clone.kubevirt.io", ".cdi.kubevirt.io"
-	for range 100 { // until the controller has aggregated the roles
-		if can("edit", "update", "virtualmachines"+sub+"/start") == "true" {
+	for range 100 { // until the controller has aggregated all three roles
+		if can("edit", "update", "virtualmachines"+sub+"/start") == "true" && can("admin", "deletecollection", "virtualmachines"+kube) == "true" &&
+			can("view", "list", "virtualmachineinstancereplicasets"+kube) == "true" {
 			break
 		}
 	}

@@ -21,7 +21,7 @@ func TestPools(t *testing.T) {
 	for _, text := range [][]byte{kubevirt.Pools, kubevirt.Migrations, kubevirt.Presets, kubevirt.MigrationPolicies, kubevirt.Exports} {
 		c.Kubectl(t, string(text), "apply", "--server-side", "-f", "-")
 	}
-	c.Kubectl(t, "", "wait", "--for=condition=Established", "--timeout=30s", "crd/virtualmachinepools.pool.kubevirt.io", "crd/virtualmachineinstancemigrations.kubevirt.io",
+	c.Kubectl(t, "", "wait", "--for=condition=Established", "--timeout=240s", "crd/virtualmachinepools.pool.kubevirt.io", "crd/virtualmachineinstancemigrations.kubevirt.io",
 		"crd/virtualmachineinstancepresets.kubevirt.io", "crd/migrationpolicies.migrations.kubevirt.io", "crd/virtualmachineexports.export.kubevirt.io")
 	if out := c.Kubectl(t, "", "get", "crd", "virtualmachinepools.pool.kubevirt.io", "-o", "jsonpath={.status.storedVersions} {.status.conditions[?(@.type=='NonStructuralSchema')].message}"); strings.TrimSpace(out) != `["v1beta1"]` {
 		t.Errorf("the definition of pools: %s", out)

@@ -277,5 +277,5 @@ func TestWideRoleIsAskedFor(t *testing.T) {
 			t.Errorf("%s: a cluster-admin's token was given for somebody else's pod", name)
 		}
 	}
-	r.Kubectl(t, "", "delete", "pod", "p", "-n", "a", "--timeout=60s")
+	r.Kubectl(t, "", "delete", "pod", "p", "-n", "a", "--timeout=240s")
 }

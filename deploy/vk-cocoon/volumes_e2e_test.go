@@ -133,7 +133,7 @@ func TestNodeReportsItsOwnSnapshots(t *testing.T) {
 	r := &rig{Cluster: kubetest.Up(t)}
 	r.Install(t)
 	r.Kubectl(t, "", "apply", "--server-side", "-f", "../snapshots/crds")
-	r.Kubectl(t, "", "wait", "crd/volumesnapshotcontents.snapshot.storage.k8s.io", "--for=condition=Established", "--timeout=60s")
+	r.Kubectl(t, "", "wait", "crd/volumesnapshotcontents.snapshot.storage.k8s.io", "--for=condition=Established", "--timeout=240s")
 	config, err := clientcmd.BuildConfigFromFlags("", r.Identity(t, "n1"))
 	if err != nil {
 		t.Fatal(err)

@@ -8,6 +8,7 @@ import (
 	"os"
 	"strings"
 	"testing"
+	"time"
 
 	"cocoonstack.io/cocoon/internal/errdefs"
 	"cocoonstack.io/cocoon/internal/guest"
@@ -59,10 +60,14 @@ func (n *node) typed(ref, line string) string {
 	}()
 	var all bytes.Buffer
 	const begin, end = "begin-42", "end-42" // the shell computes them, so what is typed does not hold them
-	if _, err := io.WriteString(c, "\necho begin-$((6*7)); "+line+"; echo end-$((6*7))\n"); err != nil {
-		n.t.Fatal(err)
-	}
+	var last time.Time
 	n.until("the shell of "+ref+" answers", func() bool {
+		if time.Since(last) > 10*time.Second { // a shell that has just begun may lose what it reads
+			if _, err := io.WriteString(c, "\necho begin-$((6*7)); "+line+"; echo end-$((6*7))\n"); err != nil {
+				n.t.Fatal(err)
+			}
+			last = time.Now()
+		}
 		select {
 		case b, ok := <-shown:
 			if !ok {
@@ -73,9 +78,9 @@ func (n *node) typed(ref, line string) string {
 		}
 		return strings.Contains(all.String(), end)
 	})
-	_, text, _ := strings.Cut(all.String(), begin)
-	text, _, _ = strings.Cut(text, end)
-	return strings.TrimSpace(strings.ReplaceAll(text, "\r", ""))
+	text, _, _ := strings.Cut(all.String(), end)
+	text = text[max(0, strings.LastIndex(text, begin)):]
+	return strings.TrimSpace(strings.ReplaceAll(strings.TrimPrefix(text, begin), "\r", ""))
 }
 
 // TestVMBootFromVolume: a guest boots from a volume, and finds there what it wrote, also when it has slept and as another VM. It finds its disks

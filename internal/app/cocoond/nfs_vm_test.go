@@ -112,12 +112,11 @@ func TestVMNFS(t *testing.T) {
 	n.shIn("web", "a", "echo -n kept >/file; (exec >/data/dirty 2>/dev/null; while :; do echo line; done) & until [ -e /data/dirty ]; do sleep 0.1; done") // no close, which would write it to the server
 
 	server.Kill()
-	began := time.Now()
-	if r, err = n.Stop(t.Context(), "web", 5*time.Second); err != nil {
+	if r, err = n.Stop(t.Context(), "web", 2*time.Minute); err != nil { // the guest waits 5 s for its server
 		t.Fatal(err)
 	}
-	if r.Reason != vm.ReasonStopped || time.Since(began) > 20*time.Second {
-		t.Errorf("without its server it stopped after %s: %s %s", time.Since(began), r.Reason, r.Message)
+	if r.Reason != vm.ReasonStopped {
+		t.Errorf("without its server it did not stop by itself: %s %s", r.Reason, r.Message)
 	}
 	server.Versions = "0"
 	server.Start()

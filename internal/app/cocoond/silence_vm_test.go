@@ -15,7 +15,7 @@ import (
 // TestSilentGuest stops the process of a guest while a command runs in it. That simulates a kernel that has died, which
 // no stream reports.
 func TestSilentGuest(t *testing.T) {
-	n := newNode(t, "guest: {silenceSeconds: 4}")
+	n := newNode(t, "guest: {silenceSeconds: 20}")
 	rec := n.counting("web")
 	said := make(chan string, 1)
 	ended := make(chan error, 1)
@@ -23,8 +23,13 @@ func TestSilentGuest(t *testing.T) {
 		_, err := n.Exec(t.Context(), "web", guest.Exec{Command: []string{"sh", "-c", "echo up; sleep 1000"}}, guest.Streams{Stdout: first{said}})
 		ended <- err
 	}()
-	if got := <-said; got != "up\n" {
-		t.Fatalf("the command said %q", got)
+	select {
+	case got := <-said:
+		if got != "up\n" {
+			t.Fatalf("the command said %q", got)
+		}
+	case err := <-ended:
+		t.Fatalf("the command ended: %v", err)
 	}
 	if err := syscall.Kill(rec.PID, syscall.SIGSTOP); err != nil {
 		t.Fatal(err)

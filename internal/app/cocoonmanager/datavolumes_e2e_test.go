@@ -91,7 +91,7 @@ spec:
 	fill("now")
 	kubetest.Eventually(t, "the DataVolume that waited for no pod", state("now"), "Succeeded one")
 
-	r.Kubectl(t, "", "delete", "vm/pet", "dv/now", "-n", ns, "--timeout=60s")
+	r.Kubectl(t, "", "delete", "vm/pet", "dv/now", "-n", ns, "--timeout=240s")
 	kubetest.Eventually(t, "the claims are gone", func() string {
 		claims, volumes := &corev1.PersistentVolumeClaimList{}, &v1beta1.DataVolumeList{}
 		for _, list := range []client.ObjectList{claims, volumes} {

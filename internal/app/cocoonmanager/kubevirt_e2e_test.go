@@ -254,7 +254,7 @@ spec: {cpu: {preferredCPUTopology: cores}}
 	if err := r.api.List(t.Context(), copies, client.InNamespace(ns), client.HasLabels{machinebase.Label}); err != nil || len(copies.Items) != 2 {
 		t.Errorf("%d copies, %v", len(copies.Items), err)
 	}
-	r.Kubectl(t, "", "delete", "vm", "sized", "-n", ns, "--timeout=60s")
+	r.Kubectl(t, "", "delete", "vm", "sized", "-n", ns, "--timeout=240s")
 	kubetest.Eventually(t, "the copies are gone", func() string {
 		if err := r.api.List(t.Context(), copies, client.InNamespace(ns), client.HasLabels{machinebase.Label}); err != nil {
 			return err.Error()

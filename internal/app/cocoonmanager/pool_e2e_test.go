@@ -79,7 +79,7 @@ spec:
 	if err := r.api.Get(t.Context(), client.ObjectKey{Namespace: ns, Name: "pool-0"}, first); err != nil {
 		t.Fatal(err)
 	}
-	r.Kubectl(t, "", "delete", "vm", "pool-0", "-n", ns, "--timeout=60s")
+	r.Kubectl(t, "", "delete", "vm", "pool-0", "-n", ns, "--timeout=240s")
 	kubetest.Eventually(t, "another machine", func() string {
 		next := &kubevirtv1.VirtualMachine{}
 		if err := r.api.Get(t.Context(), client.ObjectKeyFromObject(first), next); err != nil || next.UID == first.UID {

@@ -82,7 +82,7 @@ func (b *births) count(pod string) int {
 func upgrade(t *testing.T, r *rig) {
 	ns := "upgrade"
 	r.namespace(t, ns)
-	r.Kubectl(t, "", "delete", "crd", "cocoonsets.cocoonset.cocoonstack.io", "--timeout=30s")
+	r.Kubectl(t, "", "delete", "crd", "cocoonsets.cocoonset.cocoonstack.io", "--timeout=240s")
 	crd, err := os.ReadFile("testdata/seed-crd.yaml")
 	if err != nil {
 		t.Fatal(err)

@@ -117,5 +117,5 @@ spec:
 	if left := instances(); len(left) != 1 || !left[0].DeletionTimestamp.IsZero() {
 		t.Errorf("left by an orphaning deletion: %v", left)
 	}
-	r.Kubectl(t, "", "delete", "vmi", "-l", "app=farm", "-n", ns, "--timeout=60s")
+	r.Kubectl(t, "", "delete", "vmi", "-l", "app=farm", "-n", ns, "--timeout=240s")
 }

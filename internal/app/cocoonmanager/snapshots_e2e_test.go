@@ -23,7 +23,7 @@ func machineSnapshots(t *testing.T, r *rig) {
 	for _, text := range [][]byte{snapshots.Snapshots, snapshots.Contents, snapshots.Classes} {
 		r.Kubectl(t, string(text), "apply", "--server-side", "-f", "-")
 	}
-	r.Kubectl(t, "", "wait", "--for=condition=Established", "--timeout=30s", "crd/volumesnapshots.snapshot.storage.k8s.io", "crd/volumesnapshotclasses.snapshot.storage.k8s.io")
+	r.Kubectl(t, "", "wait", "--for=condition=Established", "--timeout=240s", "crd/volumesnapshots.snapshot.storage.k8s.io", "crd/volumesnapshotclasses.snapshot.storage.k8s.io")
 	k := newKiller(t, r.Config)
 	k.manager = r.manager(t, k.server, append([]string{"--leader-elect=false"}, kubevirtFlags(t)...)...)
 	k.manager.start(t)
@@ -111,7 +111,7 @@ spec:
 		}
 	}
 	// With its clone, snapshot and machines, everything goes.
-	r.Kubectl(t, "", "delete", "vm", "--all", "-n", ns, "--timeout=60s")
-	r.Kubectl(t, "", "delete", "vmclone,vmrestore,vmsnapshot", "--all", "-n", ns, "--timeout=60s")
+	r.Kubectl(t, "", "delete", "vm", "--all", "-n", ns, "--timeout=240s")
+	r.Kubectl(t, "", "delete", "vmclone,vmrestore,vmsnapshot", "--all", "-n", ns, "--timeout=240s")
 	kubetest.Eventually(t, "what is left", get("vmsnapshotcontents,volumesnapshots,vmrestores", "{.items[*].metadata.name}"), "")
 }

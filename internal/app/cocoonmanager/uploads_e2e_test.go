@@ -97,7 +97,7 @@ spec:
 		}
 		return fmt.Sprint(r.tag(t, repo, tag), " ", len(journal.Data))
 	}, "404 0")
-	r.Kubectl(t, "", "delete", "pvc/up", "-n", ns, "--timeout=60s")
+	r.Kubectl(t, "", "delete", "pvc/up", "-n", ns, "--timeout=240s")
 	r.uploadsOfTwo(t, ns, k)
 	r.Kubectl(t, "", "delete", "-n", "kube-system", "csistoragecapacity/room-for-uploads", "storageclass/uploaded", "pv/up")
 }
@@ -139,7 +139,7 @@ spec: {accessModes: [ReadWriteOnce], storageClassName: uploaded, volumeMode: Blo
 	if code := r.tag(t, repo, strings.Replace(taken, ":", "-", 1)); code != http.StatusOK {
 		t.Errorf("the registry answers %d for the disk %q that the claim names", code, taken)
 	}
-	r.Kubectl(t, "", "delete", "pvc/both", "-n", ns, "--timeout=60s")
+	r.Kubectl(t, "", "delete", "pvc/both", "-n", ns, "--timeout=240s")
 	kubetest.Eventually(t, "what is left of two uploads", func() string {
 		journal := &corev1.ConfigMap{}
 		if err := r.api.Get(t.Context(), client.ObjectKey{Namespace: kubetest.Namespace, Name: "cocoon-uploads"}, journal); err != nil {

@@ -61,17 +61,25 @@ func TestExpiryAndAbsence(t *testing.T) {
 	n.await(t, "renewed", "Running true 0")
 	n.signed(t, second)
 
-	// The API server is stopped, and the certificates expire. No request waits then: its node would wait for the answer to it for
-	// a quarter of an hour, as a kubelet does.
+	// The API server is stopped, and the certificates expire. No request waits then, and none comes soon: its node
+	// would wait for the answer to it for a quarter of an hour, as a kubelet does.
 	kubetest.Eventually(t, "the requests that are not signed", func() string {
 		all, err := kube.CertificatesV1().CertificateSigningRequests().List(t.Context(), metav1.ListOptions{})
 		if err != nil {
 			return err.Error()
 		}
-		waiting := 0
+		waiting, newest := 0, map[string]time.Time{}
 		for _, r := range all.Items {
 			if len(r.Status.Certificate) == 0 {
 				waiting++
+			}
+			if r.CreationTimestamp.After(newest[r.Spec.SignerName]) {
+				newest[r.Spec.SignerName] = r.CreationTimestamp.Time
+			}
+		}
+		for signer, last := range newest {
+			if time.Since(last) > moment/2 {
+				return "the next one to " + signer + " comes soon"
 			}
 		}
 		return strconv.Itoa(waiting)

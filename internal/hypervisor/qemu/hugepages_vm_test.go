@@ -10,6 +10,7 @@ import (
 	"strconv"
 	"strings"
 	"testing"
+	"time"
 
 	"cocoonstack.io/cocoon/internal/errdefs"
 	"cocoonstack.io/cocoon/internal/hypervisor"
@@ -88,8 +89,17 @@ func setAside(t *testing.T, size vm.HugePages, n int64) {
 			t.Error(err)
 		}
 	})
-	if err := write(was + n); err != nil {
-		need.Missing(t, "huge pages: "+err.Error())
+	for range 20 { // the kernel may have to move other pages first
+		if err := write(was + n); err != nil {
+			need.Missing(t, "huge pages: "+err.Error())
+		}
+		if read() == was+n || size > vm.HugePages2M {
+			break
+		}
+		if err := os.WriteFile("/proc/sys/vm/compact_memory", []byte("1"), 0o600); err != nil {
+			t.Log(err)
+		}
+		<-time.After(500 * time.Millisecond)
 	}
 	if got := read(); got != was+n && size > vm.HugePages2M {
 		t.Skipf("the memory of this machine is in pieces smaller than %s; set such pages aside when it boots", size)

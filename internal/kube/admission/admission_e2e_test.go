@@ -74,7 +74,7 @@ func (r *rig) sets(t *testing.T) {
 	if err == nil || !strings.Contains(out, "spec.agent.storage") {
 		t.Errorf("update with storage 0: %v %s, want a refusal of spec.agent.storage", err, out)
 	}
-	r.Kubectl(t, "", "delete", "cocoonset", "b-c", "--timeout=60s")
+	r.Kubectl(t, "", "delete", "cocoonset", "b-c", "--timeout=240s")
 
 	static := podManifest("default", "machine", `annotations: {cocoonset.cocoonstack.io/mode: static, vm.cocoonstack.io/id: x, vm.cocoonstack.io/ip: 10.0.0.9}`, "")
 	r.Kubectl(t, static+"---\n"+podManifest("default", "plain", "", ""), "apply", "-f", "-")

@@ -68,7 +68,7 @@ func (r *rig) drain(t *testing.T) {
 		t.Errorf("the VM is another guest: %+v", g)
 	}
 
-	r.Kubectl(t, "", "drain", from, "--timeout=60s")
+	r.Kubectl(t, "", "drain", from, "--timeout=240s")
 	to := map[string]string{"a": "b", "b": "a"}[from]
 	kubetest.Eventually(t, "the node of the pod", func() string {
 		return r.Kubectl(t, "", "get", "pod", "team-0", "--ignore-not-found", "-o", "jsonpath={.spec.nodeName}")
@@ -94,7 +94,7 @@ func (r *rig) drain(t *testing.T) {
 		}
 		return ""
 	}, "")
-	r.Kubectl(t, "", "delete", "cocoonset", "team", "--timeout=60s")
+	r.Kubectl(t, "", "delete", "cocoonset", "team", "--timeout=240s")
 }
 
 // One manager is enough. Without a manager, only requests that the webhooks guard are refused.

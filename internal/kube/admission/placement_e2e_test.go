@@ -55,7 +55,7 @@ func (r *rig) stays(t *testing.T) {
 	if got := r.Kubectl(t, "", "get", "vmplacement", "vk-default-stays", "-o", "jsonpath={.status.nodeName}"); got != home {
 		t.Fatalf("the VM runs on %s and has claimed %q", home, got)
 	}
-	r.Kubectl(t, "", "delete", "pod", "stays", "--timeout=60s")
+	r.Kubectl(t, "", "delete", "pod", "stays", "--timeout=240s")
 
 	// A dry run reports what would happen, and writes nothing. The managers know the claim from their cache.
 	kubetest.Eventually(t, "the pod would be bound to", func() string { return bound(create(manifest("stays"), "--dry-run=server")) }, home)
@@ -75,7 +75,7 @@ func (r *rig) stays(t *testing.T) {
 			t.Fatalf("bound to %q by %s", bound(pod), pod.Spec.SchedulerName)
 		}
 		kubetest.Eventually(t, "the pod is", func() string { return at("stays") }, home+" Running")
-		r.Kubectl(t, "", "delete", "pod", "stays", "--timeout=60s")
+		r.Kubectl(t, "", "delete", "pod", "stays", "--timeout=240s")
 	}
 
 	// A pod that was exported and renamed is another VM. Neither the claim nor the copied stamp binds it to the node.

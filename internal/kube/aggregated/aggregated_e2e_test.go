@@ -136,7 +136,7 @@ func TestVirtctl(t *testing.T) {
 	for _, text := range append(deploy.Kinds(), deploy.Rights) {
 		c.Kubectl(t, string(text), "apply", "--server-side", "-f", "-")
 	}
-	c.Kubectl(t, "", "wait", "--for=condition=Established", "--timeout=30s", "crd/virtualmachines.kubevirt.io", "crd/virtualmachineinstances.kubevirt.io")
+	c.Kubectl(t, "", "wait", "--for=condition=Established", "--timeout=240s", "crd/virtualmachines.kubevirt.io", "crd/virtualmachineinstances.kubevirt.io")
 
 	scheme := runtime.NewScheme()
 	if err := errors.Join(clientgoscheme.AddToScheme(scheme), kubevirt.AddToScheme(scheme)); err != nil {
@@ -173,7 +173,7 @@ func TestVirtctl(t *testing.T) {
 	c.Kubectl(t, fmt.Sprintf(registration, ip, l.Addr().(*net.TCPAddr).Port, ca), "apply", "--server-side", "-f", "-")
 	c.Kubectl(t, "", "patch", "node", "node", "--subresource=status", "--type=merge", "-p",
 		fmt.Sprintf(`{"status":{"addresses":[{"type":"InternalIP","address":%q}],"daemonEndpoints":{"kubeletEndpoint":{"Port":%d}}}}`, ip, port.Addr().(*net.TCPAddr).Port))
-	c.Kubectl(t, "", "wait", "--for=condition=Available", "--timeout=30s", "apiservice/v1.subresources.kubevirt.io", "apiservice/v1alpha3.subresources.kubevirt.io")
+	c.Kubectl(t, "", "wait", "--for=condition=Available", "--timeout=240s", "apiservice/v1.subresources.kubevirt.io", "apiservice/v1alpha3.subresources.kubevirt.io")
 
 	command := func(args ...string) *exec.Cmd {
 		cmd := exec.CommandContext(t.Context(), virtctl, args...)
@@ -296,5 +296,5 @@ spec: {nodeName: node, containers: [{name: compute, image: none, stdin: true, tt
 		t.Errorf("grace and strategy are %s", got)
 	}
 	c.Kubectl(t, "", "create", "namespace", "short")
-	c.Kubectl(t, "", "delete", "namespace", "short", "--timeout=30s")
+	c.Kubectl(t, "", "delete", "namespace", "short", "--timeout=240s")
 }

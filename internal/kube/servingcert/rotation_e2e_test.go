@@ -50,7 +50,7 @@ func TestRotationUnderRequests(t *testing.T) {
 	for i := range 2 {
 		k := &Keeper{
 			Secret: types.NamespacedName{Namespace: "certs", Name: "serving"}, Configuration: "certs", APIs: []string{"v1.certs.example.com"}, Hosts: []string{"127.0.0.1"},
-			Lives: Lives{Authority: 150 * time.Second, Serving: 50 * time.Second, Overlap: 2 * time.Second}, Now: time.Now, // 12 s late is in time
+			Lives: Lives{Authority: 180 * time.Second, Serving: 60 * time.Second, Overlap: 7 * time.Second}, Now: time.Now, // 6 s late is in time
 		}
 		keepers = append(keepers, k)
 		url := "https://" + serve(t, k, &calls)
