@@ -2,7 +2,6 @@ package cloudhypervisor
 
 import (
 	"fmt"
-	"os"
 	"path/filepath"
 
 	"cocoonstack.io/cocoon/internal/hypervisor"
@@ -44,12 +43,18 @@ func (h handle) lastReason() (string, error) {
 		return reason, err
 	}
 	// Nobody has watched it. A guest that resets ends without us, and its events say so.
-	text, err := os.ReadFile(filepath.Join(h.Dir, eventLog))
+	l, err := h.life()
 	if err != nil {
 		return "", fmt.Errorf("read how the guest ended: %w", err)
 	}
-	if !h.Resets && lifeOf(text) == lifeResetting {
+	if !h.Resets && l == lifeResetting {
 		return jail.ReasonReset, nil
 	}
 	return "", nil
+}
+
+// life returns what the last events of the guest say about its life. The process may have made their log any size.
+func (h handle) life() (life, error) {
+	text, err := jail.Tail(filepath.Join(h.Dir, eventLog), 0)
+	return lifeOf(text), err
 }

@@ -118,8 +118,7 @@ func (i *instance) start(ctx context.Context) error {
 
 // recall finds out whether the guest has begun. An earlier daemon may have been killed before it took its kernel away.
 func (i *instance) recall() {
-	text, err := os.ReadFile(filepath.Join(i.h.Dir, eventLog))
-	if err == nil && lifeOf(text) == lifeUnknown {
+	if l, err := i.h.life(); err == nil && l == lifeUnknown {
 		return
 	}
 	i.beginning.HasBegun()

@@ -3,6 +3,7 @@ package cloudhypervisor
 import (
 	"context"
 	"errors"
+	"os"
 	"strings"
 	"testing"
 	"time"
@@ -11,6 +12,7 @@ import (
 
 	"cocoonstack.io/cocoon/internal/errdefs"
 	"cocoonstack.io/cocoon/internal/hypervisor"
+	"cocoonstack.io/cocoon/internal/hypervisor/jail"
 )
 
 // TestBootUnheard: a guest that was launched paused, and has booted by a request whose answer was lost, runs after the next one, and has no kernel to start again with.
@@ -62,6 +64,31 @@ func TestRecall(t *testing.T) {
 	i.recall()
 	if f.kernelLinked() {
 		t.Error("the kernel is there")
+	}
+}
+
+// TestEndlessEvents: a program in the hands of its guest makes the log of its events as large as a file can be. What comes last there counts, and no more is read.
+func TestEndlessEvents(t *testing.T) {
+	f := newFakeProgram(t)
+	i := f.instance()
+	f.linkKernel()
+	if err := i.h.Record(reasonNone); err != nil {
+		t.Fatal(err)
+	}
+	if err := os.Truncate(f.events.Name(), 1<<43); err != nil {
+		t.Fatal(err)
+	}
+	if reason, err := i.h.lastReason(); err != nil || reason != "" {
+		t.Errorf("nothing says how the guest ended: %q, %v", reason, err)
+	}
+	f.happens("vm", "booted", "")
+	f.happens("vm", "rebooting", "")
+	if reason, err := i.h.lastReason(); err != nil || reason != jail.ReasonReset {
+		t.Errorf("the guest has reset itself: %q, %v", reason, err)
+	}
+	i.recall()
+	if f.kernelLinked() {
+		t.Error("the guest has begun, and its kernel is there")
 	}
 }
 

@@ -19,6 +19,8 @@ type Keeper struct {
 	limit int64    // bytes of one log
 	names []string // of the logs in each folder
 
+	trims sync.Mutex // held while a log is cut
+
 	mu    sync.Mutex
 	dirs  map[string]int // folders of VMs, with the number of their instances
 	timer *time.Timer
@@ -37,8 +39,9 @@ func (k *Keeper) Add(dir string) {
 	}
 }
 
-// Drop ends one Add.
+// Drop ends one Add. The logs are bounded then, too: nobody bounds those of a process that has ended, and they stay.
 func (k *Keeper) Drop(dir string) {
+	k.bound(dir)
 	k.mu.Lock()
 	defer k.mu.Unlock()
 	k.dirs[dir]--
@@ -59,14 +62,20 @@ func (k *Keeper) tick() {
 	}
 	k.mu.Unlock()
 	for _, d := range dirs {
-		for _, name := range k.names {
-			_ = trim(filepath.Join(d, name), k.limit) // an error means that the folder is being removed. If not, the next check finds it again
-		}
+		k.bound(d)
 	}
 	k.mu.Lock()
 	defer k.mu.Unlock()
 	if k.timer != nil {
 		k.timer.Reset(keepInterval)
+	}
+}
+
+func (k *Keeper) bound(dir string) {
+	k.trims.Lock()
+	defer k.trims.Unlock()
+	for _, name := range k.names {
+		_ = trim(filepath.Join(dir, name), k.limit) // an error means that the folder is being removed. If not, the next check finds it again
 	}
 }
 

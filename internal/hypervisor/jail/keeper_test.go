@@ -45,3 +45,21 @@ func TestTrim(t *testing.T) {
 		t.Error("trim followed a symlink")
 	}
 }
+
+// TestDropBounds: a process leaves no log of any size when it ends.
+func TestDropBounds(t *testing.T) {
+	dir := t.TempDir()
+	path := filepath.Join(dir, "log")
+	if err := os.WriteFile(path, nil, 0o600); err != nil {
+		t.Fatal(err)
+	}
+	k := &Keeper{limit: 4096, names: []string{"log"}}
+	k.Add(dir)
+	if err := os.Truncate(path, 1<<43); err != nil {
+		t.Fatal(err)
+	}
+	k.Drop(dir)
+	if st, err := os.Stat(path); err != nil || st.Size() > k.limit {
+		t.Errorf("it has %d bytes, %v; want at most %d", st.Size(), err, k.limit)
+	}
+}

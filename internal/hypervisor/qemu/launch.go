@@ -279,17 +279,7 @@ func (c command) named(s string) string {
 
 // lastWords returns the last message in the log after offset from, on one line and short enough for an error.
 func lastWords(path string, from int64) string {
-	f, err := os.Open(path)
-	if err != nil {
-		return ""
-	}
-	defer f.Close()
-	end, err := f.Seek(0, io.SeekEnd)
-	if err != nil {
-		return ""
-	}
-	const most = 8192
-	data, err := io.ReadAll(io.NewSectionReader(f, max(from, end-most), most))
+	data, err := jail.Tail(path, from)
 	if err != nil {
 		return ""
 	}

@@ -323,20 +323,11 @@ func (l *launch) shareFault(ctx context.Context) error {
 			if s.path == "" {
 				name = tpmLog
 			}
-			words, _ := os.ReadFile(filepath.Join(l.Plan.Dir, name))
-			return errdefs.New(errdefs.Internal, "%s: %s", lost(s.path), lastLine(string(words)))
+			words := jail.LastLine(filepath.Join(l.Plan.Dir, name), 0, func(string) bool { return false })
+			return errdefs.New(errdefs.Internal, "%s: %s", lost(s.path), words)
 		}
 	}
 	return nil
-}
-
-func lastLine(log string) (last string) {
-	for line := range strings.Lines(log) {
-		if line = strings.TrimSpace(line); line != "" {
-			last = line
-		}
-	}
-	return last[:min(len(last), 500)]
 }
 
 // mapped returns the mount of s, whose folder is dir, for the VM id.
