@@ -206,15 +206,18 @@ func (r *reader) flush() error {
 	return r.fn(e)
 }
 
-// tailOffset returns where the last n lines of f begin.
+// maxTail bounds what is searched for lines: the hypervisor can make its log any size.
+const maxTail = 16 << 20
+
+// tailOffset returns where the last n lines of f begin, or those of its last maxTail bytes.
 func tailOffset(f *os.File, n int) (int64, error) {
 	end, err := f.Seek(0, io.SeekEnd)
 	if err != nil || n == 0 {
 		return end, err
 	}
-	buf := make([]byte, maxLine)
-	for at := end; at > 0; {
-		size := min(at, int64(len(buf)))
+	buf, first := make([]byte, maxLine), max(0, end-maxTail)
+	for at := end; at > first; {
+		size := min(at-first, int64(len(buf)))
 		piece := buf[:size]
 		if _, err := f.ReadAt(piece, at-size); err != nil && !errors.Is(err, io.EOF) {
 			return 0, err
@@ -229,7 +232,7 @@ func tailOffset(f *os.File, n int) (int64, error) {
 		}
 		at -= size
 	}
-	return 0, nil
+	return first, nil
 }
 
 // watch returns a stream of inotify events of a folder; the runtime's poller waits on it, so deadlines work.

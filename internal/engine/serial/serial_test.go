@@ -135,3 +135,20 @@ func TestReadFrom(t *testing.T) {
 		t.Errorf("in a shorter file: %q", text)
 	}
 }
+
+// TestTailOfZeros: the search for lines ends, whatever size the log has. A hypervisor can make it large without writing a byte.
+func TestTailOfZeros(t *testing.T) {
+	path := filepath.Join(t.TempDir(), "console.log")
+	write(t, path, "one\n", 0)
+	if err := os.Truncate(path, 4*maxTail); err != nil {
+		t.Fatal(err)
+	}
+	f, err := os.Open(path)
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer f.Close()
+	if at, err := tailOffset(f, 1); err != nil || at != 3*maxTail {
+		t.Errorf("the last line begins at %d, %v; want %d", at, err, 3*maxTail)
+	}
+}
