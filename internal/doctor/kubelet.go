@@ -14,6 +14,8 @@ import (
 	"slices"
 	"strconv"
 	"strings"
+
+	"cocoonstack.io/cocoon/internal/proc"
 )
 
 // Kubelet is what a kubelet of this machine has to do with Cocoon: cocoond serves CRI for it, in front of containerd.
@@ -236,9 +238,9 @@ func (d doctor) kubeletSettings() (set kubeletSettings, ok bool) {
 
 // kubeletArgs returns the arguments of the kubelet that runs, "" if none does.
 func (d doctor) kubeletArgs() string {
-	all, _ := filepath.Glob(filepath.Join(d.cfg.Proc, "[0-9]*", "cmdline"))
-	for _, file := range all {
-		text, err := os.ReadFile(file)
+	all, _ := filepath.Glob(filepath.Join(d.cfg.Proc, "[0-9]*"))
+	for _, dir := range all {
+		text, err := proc.CommandLine(dir)
 		if err != nil {
 			continue
 		}

@@ -10,6 +10,7 @@ import (
 	"path/filepath"
 	"slices"
 	"strconv"
+	"strings"
 	"testing"
 	"testing/synctest"
 	"time"
@@ -49,6 +50,39 @@ func TestArgsOfProcessThatStarts(t *testing.T) {
 			t.Error(diff.Of(want, got))
 		}
 	})
+}
+
+// TestVeryLongArguments: a process chooses where its arguments begin and end, so they can be as long as its address space. The beginning of those is read.
+func TestVeryLongArguments(t *testing.T) {
+	in, hold, err := os.Pipe()
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer in.Close()
+	defer hold.Close()
+	_ = in.Fd() // makes it blocking, as a shell needs it
+	marker := "proc-test-" + strconv.FormatInt(time.Now().UnixNano(), 36)
+	s := Spec{Path: "/bin/sh", Args: []string{"sh", "-c", "read x", marker}, In: in}
+	for range 8 { // 1 MiB
+		s.Args = append(s.Args, strings.Repeat("x", 128<<10-1))
+	}
+	p := start(t, s)
+	args, err := Args(p.PID())
+	if n := len(strings.Join(args, "\x00")); err != nil || n > maxArgs || !slices.Equal(args[:5], s.Args[:5]) {
+		t.Errorf("%d bytes are read, %v; want at most %d", n, err, maxArgs)
+	}
+	found, err := Find(t.Context(), nil, func(_ int, args []string) bool { return slices.Contains(args, marker) })
+	if err != nil || len(found) != 1 || found[0].PID() != p.PID() {
+		t.Errorf("Find = %v, %v; want process %d", found, err, p.PID())
+	}
+	for _, p := range found {
+		_ = p.Close()
+	}
+	again, err := Open(p.PID(), p.StartTime(), marker)
+	if err != nil {
+		t.Fatal(err)
+	}
+	_ = again.Close()
 }
 
 // bare takes its arguments away, writes a byte, and waits to be ended.

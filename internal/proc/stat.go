@@ -5,6 +5,7 @@ import (
 	"context"
 	"errors"
 	"fmt"
+	"io"
 	"os"
 	"path/filepath"
 	"slices"
@@ -60,7 +61,7 @@ func parseStat(data []byte) (stat, error) {
 	return stat{state: fields[state][0], start: ticks}, nil
 }
 
-// Args returns the arguments of the process that has pid now. A zombie or a kernel thread has none.
+// Args returns the arguments of the process that has pid now. A zombie or a kernel thread has none. Of very many, it returns the first.
 //
 // Linux replaces the memory of a process before it writes the arguments there, so a process that is just executing its program
 // has no arguments for a moment, even after Start has returned. Args waits for that moment to pass.
@@ -78,7 +79,7 @@ func argsIn(dir string) ([]string, error) {
 
 // argsNow is argsIn without the wait. starts says that there are none, and that the process may be one that is just executing its program.
 func argsNow(dir string) (args []string, starts bool, err error) {
-	data, err := os.ReadFile(dir + "/cmdline")
+	data, err := CommandLine(dir)
 	if err != nil {
 		return nil, false, errdefs.NotFoundf("process %s has ended: %w", filepath.Base(dir), err)
 	}
@@ -87,6 +88,19 @@ func argsNow(dir string) (args []string, starts bool, err error) {
 	}
 	_, err = os.Readlink(dir + "/exe")
 	return nil, err == nil, nil // only a process with memory has a program; a zombie or a kernel thread has neither
+}
+
+// maxArgs bounds what is read of the arguments of a process, in bytes. It says itself where they begin and end, and so how long they are.
+const maxArgs = 256 << 10
+
+// CommandLine returns the arguments of the process whose folder in /proc is dir, as the kernel gives them, at most the first maxArgs bytes.
+func CommandLine(dir string) ([]byte, error) {
+	f, err := os.Open(filepath.Join(dir, "cmdline"))
+	if err != nil {
+		return nil, err
+	}
+	defer f.Close()
+	return io.ReadAll(io.LimitReader(f, maxArgs))
 }
 
 // execTime is more than Linux needs to load a program and write its arguments, on a busy machine too. A process can also take its arguments away

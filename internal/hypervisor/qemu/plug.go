@@ -5,13 +5,13 @@ import (
 	"encoding/json"
 	"errors"
 	"fmt"
-	"os"
 	"slices"
 	"strconv"
 	"strings"
 
 	"cocoonstack.io/cocoon/internal/errdefs"
 	"cocoonstack.io/cocoon/internal/hypervisor/qemu/qmp"
+	"cocoonstack.io/cocoon/internal/proc"
 	"cocoonstack.io/cocoon/internal/vm"
 )
 
@@ -214,11 +214,11 @@ func (i *instance) width() (n int, err error) {
 	if i.h.Width > 0 {
 		return i.h.Width, nil
 	}
-	text, err := os.ReadFile(fmt.Sprintf("/proc/%d/cmdline", i.h.PID))
+	args, err := proc.Args(i.h.PID)
 	if err != nil {
 		return 0, err
 	}
-	for arg := range strings.SplitSeq(string(text), "\x00") {
+	for _, arg := range args {
 		if arg == "-netdev" {
 			n++
 		}
