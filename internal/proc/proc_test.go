@@ -41,6 +41,13 @@ func TestMain(m *testing.M) {
 		fmt.Println(err)
 		os.Exit(1)
 	}
+	if os.Getenv("PROC_TEST_NAMESPACE") != "" {
+		takeNamespace()
+		os.Exit(0)
+	}
+	if os.Getenv("PROC_TEST_NOTHING") != "" {
+		os.Exit(0)
+	}
 	if os.Getenv("PROC_TEST_TAP") != "" {
 		takeAddress()
 		os.Exit(0)

@@ -18,7 +18,7 @@ import (
 
 // Root is a file system of its own for a process: a tmpfs that has what is named here, the program itself and a /proc that shows no process of
 // another user. Nothing else of the host can be reached from it, and nothing in it can be written except where Root says so. Nobody can use
-// set-user-ID files there, or device files that are not named. The files of the host do not change, and nothing has to be undone when the process has
+// set-user-ID files there, or device files that are not named, or make a user namespace. The files of the host do not change, and nothing has to be undone when the process has
 // ended. It needs Linux 5.12.
 type Root struct {
 	Files   []RootFile
@@ -419,8 +419,10 @@ func (p *placed) show() error {
 	if err := p.proc(); err != nil {
 		return fmt.Errorf("make a root: %w", err)
 	}
-	if err = unix.Chdir(newRoot); err == nil {
-		err = pivot()
+	// What is above the root stays, and is empty. Linux lets nobody make a user namespace whose root is not the one of its mount namespace, by whatever
+	// system call. In one, the process would have capabilities: it could mount, and open for writing what it may only read.
+	if err = unix.Chroot(newRoot); err == nil {
+		err = unix.Chdir("/")
 	}
 	if err == nil {
 		err = unix.MountSetattr(unix.AT_FDCWD, "/", 0, &unix.MountAttr{Attr_set: unix.MOUNT_ATTR_RDONLY})

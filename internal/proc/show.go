@@ -43,19 +43,29 @@ func (p *Process) Hide(at string) error {
 	return nil
 }
 
+// maxMounts is more than there are at one path: one that is shown, and those that interrupted calls have left.
+const maxMounts = 64
+
 // unmountAll takes away all mounts at a path.
+// Errors: Unavailable after maxMounts.
 func unmountAll(at string) error {
-	for {
+	for range maxMounts + 1 {
 		if err := unix.Unmount(at, unix.MNT_DETACH|unix.UMOUNT_NOFOLLOW); errors.Is(err, unix.EINVAL) { // nothing is mounted there
 			return nil
 		} else if err != nil {
 			return err
 		}
 	}
+	return errdefs.Unavailablef("the process mounts something there again and again; stop its VM with --now")
 }
 
 // inMounts runs f on a thread that sees the files that the process sees.
 func (p *Process) inMounts(f func() error) error {
+	root, err := p.root()
+	if err != nil {
+		return err
+	}
+	defer func() { _ = unix.Close(root) }()
 	return OnThread(func() error {
 		// A thread that shares its working directory with other threads cannot leave their mount namespace.
 		if err := unix.Unshare(unix.CLONE_FS); err != nil {
@@ -69,19 +79,41 @@ func (p *Process) inMounts(f func() error) error {
 		if err != nil {
 			return fmt.Errorf("enter its mount namespace: %w", err)
 		}
+		if err = unix.Fchdir(root); err == nil {
+			err = unix.Chroot(".")
+		}
+		if err != nil {
+			return fmt.Errorf("enter its root: %w", err)
+		}
 		return f()
 	})
+}
+
+// root opens the root of the process. The caller closes it.
+// Errors: NotFound if the process has ended.
+func (p *Process) root() (int, error) {
+	fd, err := unix.Open("/proc/"+strconv.Itoa(p.pid)+"/root", unix.O_PATH|unix.O_DIRECTORY|unix.O_CLOEXEC, 0)
+	if gone := p.Signal(0); gone != nil { // its number may be that of another one now
+		if err == nil {
+			_ = unix.Close(fd)
+		}
+		return -1, gone
+	}
+	if errors.Is(err, unix.ENOENT) || errors.Is(err, unix.ESRCH) {
+		return -1, errdefs.NotFoundf("process %d has ended: %w", p.pid, err)
+	}
+	if err != nil {
+		return -1, fmt.Errorf("open its root: %w", err)
+	}
+	return fd, nil
 }
 
 // Folder opens the folder at an absolute path as the process finds it. Nobody else need be able to reach it. No symbolic link is followed.
 // Errors: NotFound if the process has ended or has no such folder.
 func (p *Process) Folder(at string) (*os.File, error) {
-	root, err := unix.Open("/proc/"+strconv.Itoa(p.pid)+"/root", unix.O_PATH|unix.O_DIRECTORY|unix.O_CLOEXEC, 0)
+	root, err := p.root()
 	if err == nil {
 		defer func() { _ = unix.Close(root) }()
-		if gone := p.Signal(0); gone != nil { // its number may be that of another one now
-			return nil, gone
-		}
 		var fd int
 		fd, err = unix.Openat2(root, at, &unix.OpenHow{
 			Flags: unix.O_PATH | unix.O_DIRECTORY | unix.O_CLOEXEC, Resolve: unix.RESOLVE_IN_ROOT | unix.RESOLVE_NO_SYMLINKS | unix.RESOLVE_NO_MAGICLINKS,
