@@ -4,13 +4,15 @@ import (
 	"context"
 	"errors"
 	"fmt"
-	"io/fs"
+	"io"
 	"os"
 	"path/filepath"
 	"slices"
 	"strconv"
 	"strings"
 	"time"
+
+	"golang.org/x/sys/unix"
 
 	"cocoonstack.io/cocoon/internal/errdefs"
 	"cocoonstack.io/cocoon/internal/hypervisor/jail"
@@ -266,15 +268,15 @@ func (i *instance) taken(w *watcher, before devices, id string) error {
 
 // tidy removes files from the root of the process that belong to no disk in all. Such a disk is gone, or its plugging was interrupted.
 func (i *instance) tidy(all []plugged) error {
-	entries, err := os.ReadDir(fmt.Sprintf("/proc/%d/root%s", i.h.PID, rootPlugged)) // the process cannot change what is there
-	if errors.Is(err, fs.ErrNotExist) {
+	names, err := namesIn(i.Proc, rootPlugged)
+	if errdefs.IsNotFound(err) {
 		return i.Alive()
 	}
 	if err != nil {
 		return errdefs.Unavailablef("look which disks are plugged: %w", err)
 	}
-	for _, e := range entries {
-		port, err := strconv.Atoi(e.Name())
+	for _, name := range names {
+		port, err := strconv.Atoi(name)
 		if err != nil || slices.ContainsFunc(all, func(p plugged) bool { return p.port == port }) {
 			continue
 		}
@@ -283,4 +285,25 @@ func (i *instance) tidy(all []plugged) error {
 		}
 	}
 	return nil
+}
+
+// namesIn returns the names in the folder at a path in the root of a process, or many of them. It follows no symbolic link.
+// Errors: NotFound if there is no such folder.
+func namesIn(p *proc.Process, at string) ([]string, error) {
+	path, err := p.Folder(at)
+	if err != nil {
+		return nil, err
+	}
+	defer path.Close()
+	fd, err := unix.Openat(int(path.Fd()), ".", unix.O_RDONLY|unix.O_DIRECTORY|unix.O_CLOEXEC, 0)
+	if err != nil {
+		return nil, err
+	}
+	dir := os.NewFile(uintptr(fd), at)
+	defer dir.Close()
+	names, err := dir.Readdirnames(vm.MaxPort)
+	if errors.Is(err, io.EOF) { // it is empty
+		err = nil
+	}
+	return names, err
 }

@@ -18,6 +18,8 @@ import (
 	"sync"
 	"testing"
 
+	"golang.org/x/sys/unix"
+
 	"cocoonstack.io/cocoon/internal/errdefs"
 	"cocoonstack.io/cocoon/internal/hypervisor/jail"
 	"cocoonstack.io/cocoon/internal/proc"
@@ -444,6 +446,38 @@ func TestPluggedOf(t *testing.T) {
 	for _, id := range []string{"", "plug", "plug-", "plug7", "plug07-a", "plug+7-a", "7-a", "disk7-a", "_virtio-pci-plug7-a", "plug99999999999999999999-a"} {
 		if got, ok := pluggedOf(id); ok {
 			t.Errorf("%s: %+v", id, got)
+		}
+	}
+}
+
+// TestLinksToTheNode: what is in the root of a process may lead to files of the node, if the process has made it. cocoond does not follow.
+func TestLinksToTheNode(t *testing.T) {
+	f := newFakeProgram(t)
+	i := f.instance()
+	node := t.TempDir()
+	if err := os.WriteFile(filepath.Join(node, "7"), make([]byte, 4096), 0o600); err != nil {
+		t.Fatal(err)
+	}
+	private, err := f.proc.Folder(rootPrivate)
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer private.Close()
+	for name, to := range map[string]string{"folder": node, "file": filepath.Join(node, "7")} {
+		if err := unix.Symlinkat(to, int(private.Fd()), name); err != nil {
+			t.Fatal(err)
+		}
+	}
+	folder := filepath.Join(rootPrivate, "folder")
+	if names, err := namesIn(f.proc, folder); err == nil {
+		t.Errorf("a link to a folder: its names are %q", names)
+	}
+	if names, err := namesIn(f.proc, rootPrivate); err != nil || len(names) != 2 {
+		t.Errorf("a folder: its names are %q, %v", names, err)
+	}
+	for _, path := range []string{filepath.Join(folder, "7"), filepath.Join(rootPrivate, "file")} {
+		if err := i.CanGrow(path, "vol-7", 1); !errdefs.IsUnavailable(err) {
+			t.Errorf("%s: %v", path, err)
 		}
 	}
 }

@@ -1,9 +1,10 @@
 package jail
 
 import (
-	"fmt"
-	"os"
+	"path/filepath"
 	"slices"
+
+	"golang.org/x/sys/unix"
 
 	"cocoonstack.io/cocoon/internal/errdefs"
 	"cocoonstack.io/cocoon/internal/vm"
@@ -39,12 +40,20 @@ func (l *Life) ToGrow(disks []Drive, path func(n int) string, serial string, siz
 // CanGrow refuses a disk that can be written to, at a path in the root of the process, if it is larger than size.
 // Errors: those of hypervisor.DiskGrower.
 func (l *Life) CanGrow(path, serial string, size int64) error {
-	st, err := os.Stat(fmt.Sprintf("/proc/%d/root%s", l.h.PID, path)) // the process cannot change what is there
+	var st unix.Stat_t
+	folder, err := l.Proc.Folder(filepath.Dir(path))
+	if err == nil {
+		defer folder.Close()
+		err = unix.Fstatat(int(folder.Fd()), filepath.Base(path), &st, unix.AT_SYMLINK_NOFOLLOW)
+	}
+	kind := st.Mode & unix.S_IFMT
 	switch {
 	case err != nil:
 		return l.Named(l.OrEnded(errdefs.Unavailablef("look at disk %s: %w", serial, err)))
-	case st.Mode().IsRegular() && st.Size() > size:
-		return errdefs.Invalidf("disk %s of VM %s has %d bytes, more than %d", serial, l.h.ID, st.Size(), size)
+	case kind != unix.S_IFREG && kind != unix.S_IFBLK: // the process has made it
+		return l.Named(errdefs.Unavailablef("disk %s is neither a file nor a block device", serial))
+	case kind == unix.S_IFREG && st.Size > size:
+		return errdefs.Invalidf("disk %s of VM %s has %d bytes, more than %d", serial, l.h.ID, st.Size, size)
 	}
 	return nil
 }
