@@ -10,9 +10,8 @@ import (
 // TestBeginning: nobody waits to press the button, which is pressed once the guest has begun; one who wants to start it can give up while another does.
 func TestBeginning(t *testing.T) {
 	b := NewBeginning()
-	starts, presses := 0, 0
-	press := func(context.Context) error { presses++; return nil }
-	failed := errors.New("no")
+	starts, presses, failed := 0, 0, errors.New("no")
+	press := func(context.Context) error { presses++; return failed }
 	if err := b.Begin(t.Context(), func(context.Context) error { starts++; return failed }, press); !errors.Is(err, failed) || b.Begun() {
 		t.Fatalf("not started: begun %t, %v", b.Begun(), err)
 	}
@@ -37,7 +36,7 @@ func TestBeginning(t *testing.T) {
 		t.Errorf("while another one starts it: %v", err)
 	}
 	close(goOn)
-	if err := <-ended; err != nil || !b.Begun() || presses != 1 {
+	if err := <-ended; !errors.Is(err, failed) || !b.Begun() || presses != 1 {
 		t.Errorf("begun %t, button pressed %d times, %v", b.Begun(), presses, err)
 	}
 	if err := b.Begin(t.Context(), nil, nil); err != nil || b.PressLater() || starts != 2 {
