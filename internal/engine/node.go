@@ -106,7 +106,8 @@ type machine struct {
 // run is the process of a VM and the link to its guest.
 type run struct {
 	*process.Process
-	link *session.Link
+	link     *session.Link
+	settling atomic.Bool // a worker waits to pause or resume its guest; see settlePause
 }
 
 func (n *node) newMachine(r vm.Record) *machine {

@@ -42,23 +42,17 @@ func (m *machine) pause(ctx context.Context) (vm.Record, error) {
 	}
 	run.Held.Store(true)
 	if err := pauser.Pause(ctx); err != nil {
-		return m.record(), errors.Join(err, m.unpauseAfter(ctx, run, pauser))
+		return m.record(), errors.Join(err, m.unpauseAfter(context.WithoutCancel(ctx), run))
 	}
 	return r, nil
 }
 
 // unpauseAfter makes the guest run after an attempt to pause it has failed, which it may have reached nevertheless.
-func (m *machine) unpauseAfter(ctx context.Context, run *run, pauser hypervisor.Pauser) error {
-	ctx, cancel := context.WithTimeout(context.WithoutCancel(ctx), undo.Limit)
-	defer cancel()
+func (m *machine) unpauseAfter(ctx context.Context, run *run) error {
 	if _, err := m.update(ctx, func(r *vm.Record) { r.Paused = "" }); err != nil {
 		return err
 	}
-	run.Held.Store(false)
-	if err := pauser.Resume(ctx); err != nil && !errdefs.IsNotFound(err) {
-		return err
-	}
-	return nil
+	return m.settlePause(ctx, run)
 }
 
 func (m *machine) unpause(ctx context.Context) (vm.Record, error) {
@@ -117,11 +111,14 @@ func (m *machine) settlePause(ctx context.Context, run *run) error {
 	}
 	m.log.Warn("hypervisor does not answer, its guest is paused or resumed later", "vm", m.id, "err", err)
 	run.Held.Store(true)
-	m.life.spawn(func(ctx context.Context) { m.settleLater(ctx, run) })
+	if !run.settling.Swap(true) {
+		m.life.spawn(func(ctx context.Context) { m.settleLater(ctx, run) })
+	}
 	return nil
 }
 
-// settleNow is settlePause without the worker. It reports whether the process has not answered.
+// settleNow is settlePause without the worker. It reports whether the process has not answered: it may be busy with an earlier request, and then accepts no
+// further one when the queue of its socket is full.
 func (m *machine) settleNow(ctx context.Context, run *run) (late bool, err error) {
 	limited, cancel := context.WithTimeout(ctx, m.cfg.AnswerTimeout)
 	defer cancel()
@@ -131,17 +128,18 @@ func (m *machine) settleNow(ctx context.Context, run *run) (late bool, err error
 	} else {
 		err = run.Unpause(limited)
 	}
-	if err == nil {
+	late = err != nil && ctx.Err() == nil && (errdefs.IsUnavailable(err) || limited.Err() != nil)
+	if !late {
 		run.Held.Store(paused)
 	}
-	return err != nil && ctx.Err() == nil && limited.Err() != nil, err
+	return late, err
 }
 
 // settleLater tries settlePause until the process answers or has ended.
 func (m *machine) settleLater(ctx context.Context, run *run) {
 	tick := time.NewTicker(m.cfg.AnswerTimeout)
 	defer tick.Stop()
-	for {
+	for late := true; late; {
 		select {
 		case <-tick.C:
 		case <-run.Ended():
@@ -153,16 +151,15 @@ func (m *machine) settleLater(ctx context.Context, run *run) {
 		if err != nil {
 			return
 		}
-		late, err := m.settleNow(ctx, run)
+		late, err = m.settleNow(ctx, run)
+		run.settling.Store(late)
 		release()
 		switch {
 		case late:
-			continue
 		case err != nil:
 			m.log.Error("guest not paused or resumed", "vm", m.id, "err", err)
 		default:
 			m.log.Info("hypervisor answers again", "vm", m.id)
 		}
-		return
 	}
 }

@@ -19,17 +19,17 @@ import (
 )
 
 // failing is an engine of whose calls those fail that fail names.
-func failing(t *testing.T) (r *rig, fail func(calls ...string)) {
+func failing(t *testing.T, opts ...func(*rig)) (r *rig, fail func(calls ...string)) {
 	var names atomic.Pointer[[]string]
 	names.Store(&[]string{})
-	r = newRig(t, func(r *rig) {
+	r = newRig(t, append(opts, func(r *rig) {
 		r.world.Fault = func(call string) error {
 			if slices.Contains(*names.Load(), call) {
 				return errdefs.Unavailablef("no answer")
 			}
 			return nil
 		}
-	})
+	})...)
 	return r, func(calls ...string) { names.Store(&calls) }
 }
 
@@ -179,50 +179,126 @@ func TestPauseFails(t *testing.T) {
 	r.isPaused(false)
 }
 
+// silentProgram is a hypervisor that does not answer for one VM.
+type silentProgram struct {
+	of    atomic.Pointer[vm.ID] // nil: it answers
+	asked atomic.Int32          // how often it has not answered
+	how   func(context.Context) error
+}
+
+// waits is how a request ends that the hypervisor has accepted, and queued how one ends for which there is no room in its queue.
+func waits(ctx context.Context) error { <-ctx.Done(); return ctx.Err() }
+
+func queued(context.Context) error {
+	return errdefs.Unavailablef("connect to api.sock: resource temporarily unavailable")
+}
+
+// newMuted is an engine of whose calls those fail that fail names, with a hypervisor that can be mute.
+func newMuted(t *testing.T, how func(context.Context) error, opts ...func(*rig)) (r *rig, m *silentProgram, fail func(calls ...string)) {
+	m = &silentProgram{how: how}
+	r, fail = failing(t, append(opts, func(r *rig) {
+		r.cfg.AnswerTimeout = 50 * time.Millisecond
+		r.world.Mute = func(ctx context.Context, id vm.ID) error {
+			if of := m.of.Load(); of == nil || *of != id {
+				return nil
+			}
+			m.asked.Add(1)
+			return m.how(ctx)
+		}
+	})...)
+	return r, m, fail
+}
+
+// goesOn lets the hypervisor of id answer after it has not done so for a while. Then its guest runs.
+func (m *silentProgram) goesOn(r *rig, id vm.ID) {
+	r.t.Helper()
+	was := m.asked.Load()
+	r.eventually("attempts to let the guest go on", func() bool { return m.asked.Load() > was+1 })
+	m.of.Store(nil)
+	if err := r.world.Guest(id).Await(r.t.Context(), func(s enginetest.Self) bool { return !s.Paused }); err != nil {
+		r.t.Errorf("its hypervisor answers again, and its guest is paused: %v", err)
+	}
+	r.isPaused(false)
+}
+
 // TestSilentHypervisor: a hypervisor that does not answer, which its guest can bring about, keeps no other VM waiting when cocoond starts again. Its guest, which an
 // earlier save has left paused, goes on when it answers, and the VM can be killed before that.
 func TestSilentHypervisor(t *testing.T) {
-	answers := make(chan struct{})
-	var mute atomic.Pointer[vm.ID]
-	r := newRig(t, func(r *rig) {
-		r.cfg = engine.Config{AnswerTimeout: 50 * time.Millisecond}
-		r.world.Mute = func(ctx context.Context, id vm.ID) error {
-			if of := mute.Load(); of == nil || *of != id {
-				return nil
+	for what, how := range map[string]func(context.Context) error{"accepted": waits, "queue full": queued} {
+		t.Run(what, func(t *testing.T) {
+			r, mute, _ := newMuted(t, how)
+			ctx := t.Context()
+			web, db := r.must(r.Launch(ctx, spec("web"))), r.must(r.Launch(ctx, spec("db")))
+			if err := r.world.Guest(web.ID).Pause(ctx); err != nil {
+				t.Fatal(err)
 			}
-			select {
-			case <-answers:
-				return nil
-			case <-ctx.Done():
-				return ctx.Err()
+			mute.of.Store(&web.ID)
+			r.restart()
+			if rec := r.must(r.Stop(ctx, "db", 0)); rec.State != vm.StateStopped {
+				t.Errorf("another VM: %+v", rec)
 			}
-		}
-	})
-	ctx := t.Context()
-	web, db := r.must(r.Launch(ctx, spec("web"))), r.must(r.Launch(ctx, spec("db")))
-	if err := r.world.Guest(web.ID).Pause(ctx); err != nil {
-		t.Fatal(err)
-	}
-	mute.Store(&web.ID)
-	r.restart()
-	if rec := r.must(r.Stop(ctx, "db", 0)); rec.State != vm.StateStopped {
-		t.Errorf("another VM: %+v", rec)
-	}
-	if rec := r.must(r.Inspect(ctx, "web")); rec.State != vm.StateRunning || rec.PID != web.PID {
-		t.Errorf("the VM: %+v", rec)
-	}
-	close(answers)
-	if err := r.world.Guest(web.ID).Await(ctx, func(s enginetest.Self) bool { return !s.Paused }); err != nil {
-		t.Errorf("its hypervisor answers again, and its guest is paused: %v", err)
-	}
-	r.isPaused(false)
+			if rec := r.must(r.Inspect(ctx, "web")); rec.State != vm.StateRunning || rec.PID != web.PID {
+				t.Errorf("the VM: %+v", rec)
+			}
+			mute.goesOn(r, web.ID)
 
-	answers, db = make(chan struct{}), r.must(r.Start(ctx, "db"))
-	mute.Store(&db.ID)
-	r.restart()
-	if rec := r.must(r.Stop(ctx, "db", 0)); rec.State != vm.StateStopped {
-		t.Errorf("killed: %+v", rec)
+			db = r.must(r.Start(ctx, "db"))
+			mute.of.Store(&db.ID)
+			r.restart()
+			if rec := r.must(r.Stop(ctx, "db", 0)); rec.State != vm.StateStopped {
+				t.Errorf("killed: %+v", rec)
+			}
+		})
 	}
+}
+
+// TestSilentAfter: a guest goes on when its hypervisor answers again, whichever operation has left it paused.
+func TestSilentAfter(t *testing.T) {
+	for what, op := range map[string]struct {
+		fails string
+		run   func(context.Context, *rig) error
+	}{
+		"save": {"driver.Save done", func(ctx context.Context, r *rig) error {
+			_, err := r.SaveSnapshot(ctx, "web", vm.SaveSpec{Name: "gold"})
+			return err
+		}},
+		"hibernate": {"driver.Save done", func(ctx context.Context, r *rig) error { _, err := r.Hibernate(ctx, "web", ""); return err }},
+		"pause":     {"driver.Pause done", paused},
+	} {
+		t.Run(what, func(t *testing.T) {
+			r, mute, fail := newMuted(t, queued)
+			ctx := t.Context()
+			r.world.Stuck = true
+			web := r.must(r.Launch(ctx, spec("web")))
+			r.await("web", "ready", ready)
+			fail(op.fails, "driver.Resume")
+			mute.of.Store(&web.ID)
+			wantClass(t, what, op.run(ctx, r), errdefs.Unavailable)
+			fail()
+			mute.goesOn(r, web.ID)
+		})
+	}
+}
+
+// TestSilentRefuses: a guest whose hypervisor answers again and refuses counts as the record says: it is silent if it does not answer.
+func TestSilentRefuses(t *testing.T) {
+	var refuses atomic.Bool
+	r, mute, _ := newMuted(t, func(ctx context.Context) error {
+		if refuses.Load() {
+			return errors.New("refused")
+		}
+		return waits(ctx)
+	}, func(r *rig) { r.cfg.Silence = 100 * time.Millisecond })
+	ctx, cancel := context.WithTimeout(t.Context(), time.Minute)
+	defer cancel()
+	web := r.must(r.Launch(ctx, spec("web")))
+	mute.of.Store(&web.ID)
+	r.restart()
+	r.await("web", "ready", ready)
+	refuses.Store(true)
+	r.world.Guest(web.ID).Quiet(true)
+	_, err := r.Exec(ctx, "web", guest.Exec{Command: []string{"sleep"}}, guest.Streams{})
+	wantSilent(t, "a command", err)
 }
 
 // TestSaveLeavesPaused: a save that fails when its driver no longer waits to let the guest go on leaves a guest that runs.

@@ -96,7 +96,7 @@ func (m *machine) attend(inst hypervisor.Instance) {
 	} else {
 		agent = nil
 	}
-	r := &run{p, session.New(m.sessions(), guestVM{m}, p, m.logs, agent, dial)}
+	r := &run{Process: p, link: session.New(m.sessions(), guestVM{m}, p, m.logs, agent, dial)}
 	if r.link.HasAgent() {
 		m.life.spawn(r.link.Run)
 	}
