@@ -1,4 +1,4 @@
-// Package atomicfile writes files that exist either completely or not at all, even after a power cut.
+// Package atomicfile writes files that exist either completely or not at all, even after a power cut, and removes folders that others have filled.
 //
 // It does not lock: two writers of one path both succeed and the last rename wins. A writer that is killed leaves a temporary file, which
 // Sweep removes.

@@ -160,14 +160,14 @@ func (d folders) unborn(id vm.ID) (bool, error) {
 // for a VM.
 func (d folders) remove(id vm.ID) error {
 	gone := filepath.Join(d.stateParent, gonePrefix+string(id))
-	err := errors.Join(os.RemoveAll(gone), os.RemoveAll(d.run(id)))
+	err := errors.Join(atomicfile.RemoveAll(gone), atomicfile.RemoveAll(d.run(id)))
 	if err != nil {
 		return err
 	}
 	if err := os.Rename(d.state(id), gone); err != nil && !errors.Is(err, fs.ErrNotExist) {
 		return err
 	}
-	return os.RemoveAll(gone)
+	return atomicfile.RemoveAll(gone)
 }
 
 // newDisks creates a folder for the disks that the snapshot store makes.

@@ -11,6 +11,7 @@ import (
 	"slices"
 	"strings"
 
+	"cocoonstack.io/cocoon/internal/atomicfile"
 	"cocoonstack.io/cocoon/internal/errdefs"
 	"cocoonstack.io/cocoon/internal/journal"
 	"cocoonstack.io/cocoon/internal/network"
@@ -241,7 +242,7 @@ func (s *strays) unknownFolders() []vm.ID {
 				found[id] = true
 			}
 			if strings.HasPrefix(name, gonePrefix) {
-				if err := os.RemoveAll(filepath.Join(parent, name)); err != nil {
+				if err := atomicfile.RemoveAll(filepath.Join(parent, name)); err != nil {
 					s.log.Warn("folder of removed vm not deleted", "err", err)
 				}
 			}

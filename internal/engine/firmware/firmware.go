@@ -74,7 +74,7 @@ func (s *Store) move(from, at string, e entry) error {
 		if err := os.MkdirAll(at, 0o700); err != nil {
 			return err
 		}
-		if err := os.RemoveAll(to); err != nil { // an earlier state of the same VM
+		if err := atomicfile.RemoveAll(to); err != nil { // an earlier state of the same VM
 			return err
 		}
 		if err := os.Rename(from, to); err != nil {
@@ -110,7 +110,7 @@ func removeOthers(at string, names ...string) error {
 	all, err := os.ReadDir(at)
 	for _, one := range all {
 		if !slices.Contains(names, one.Name()) {
-			err = errors.Join(err, os.RemoveAll(filepath.Join(at, one.Name())))
+			err = errors.Join(err, atomicfile.RemoveAll(filepath.Join(at, one.Name())))
 		}
 	}
 	return err
@@ -121,7 +121,7 @@ func (s *Store) removeEarlier(e entry) error {
 	all, err := s.entries()
 	for _, x := range all {
 		if x.Namespace == e.Namespace && x.VM == e.VM && x.Key != e.Key {
-			err = errors.Join(err, os.RemoveAll(s.at(x.Namespace, x.VM, x.Key)))
+			err = errors.Join(err, atomicfile.RemoveAll(s.at(x.Namespace, x.VM, x.Key)))
 		}
 	}
 	return err
@@ -181,7 +181,7 @@ func lay(at, to string) error {
 	}
 	defer root.Close()
 	part := to + ".part" // a crash leaves no half of the state at to, which Keep would take
-	if err := errors.Join(os.RemoveAll(to), os.RemoveAll(part)); err != nil {
+	if err := errors.Join(atomicfile.RemoveAll(to), atomicfile.RemoveAll(part)); err != nil {
 		return err
 	}
 	left := int64(maxSize)
@@ -273,7 +273,7 @@ func (s *Store) Drop(by vm.Owner, k vm.KeptFirmware) error {
 	if _, err := os.Lstat(at); err != nil || !by.Reaches(k.Owner) {
 		return errdefs.NotFoundf("no state of firmware is kept for VM %s with key %q", k.Owner.Qualify(k.VM), k.Key)
 	}
-	if err := os.RemoveAll(at); err != nil {
+	if err := atomicfile.RemoveAll(at); err != nil {
 		return fmt.Errorf("remove the state of the firmware of vm %s: %w", k.VM, err)
 	}
 	return nil

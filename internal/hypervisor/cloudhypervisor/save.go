@@ -11,6 +11,7 @@ import (
 
 	"golang.org/x/sys/unix"
 
+	"cocoonstack.io/cocoon/internal/atomicfile"
 	"cocoonstack.io/cocoon/internal/errdefs"
 	"cocoonstack.io/cocoon/internal/hypervisor"
 	"cocoonstack.io/cocoon/internal/hypervisor/jail"
@@ -130,7 +131,9 @@ func (s *save) makeFolder(context.Context) error {
 }
 
 // clear takes the folder away from the process, and removes it.
-func (s *save) clear() error { return errors.Join(s.i.Proc.Hide(rootSave), os.RemoveAll(s.dir)) }
+func (s *save) clear() error {
+	return errors.Join(s.i.Proc.Hide(rootSave), atomicfile.RemoveAll(s.dir))
+}
 
 func (s *save) stop(ctx context.Context) error {
 	s.began = time.Now()
@@ -180,11 +183,11 @@ func (s *save) take(ctx context.Context) error {
 	if s.pause == 0 {
 		s.pause = time.Since(s.began)
 	}
-	return os.RemoveAll(s.dir)
+	return atomicfile.RemoveAll(s.dir)
 }
 
 func (s *save) takeMemory() (_ *os.File, err error) {
-	if err := os.RemoveAll(s.plan.Memory); err != nil {
+	if err := atomicfile.RemoveAll(s.plan.Memory); err != nil {
 		return nil, err
 	}
 	if err := os.Rename(filepath.Join(s.dir, savedMemory), s.plan.Memory); err != nil {
@@ -260,9 +263,9 @@ func (s *save) abort(ctx context.Context) error {
 
 // discard removes the files of a failed save.
 func (s *save) discard() error {
-	err := os.RemoveAll(s.dir)
+	err := atomicfile.RemoveAll(s.dir)
 	if s.took {
-		err = errors.Join(err, os.RemoveAll(s.plan.Memory), os.RemoveAll(s.plan.State))
+		err = errors.Join(err, atomicfile.RemoveAll(s.plan.Memory), atomicfile.RemoveAll(s.plan.State))
 	}
 	return err
 }

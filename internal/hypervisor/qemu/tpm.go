@@ -11,6 +11,7 @@ import (
 
 	"golang.org/x/sys/unix"
 
+	"cocoonstack.io/cocoon/internal/atomicfile"
 	"cocoonstack.io/cocoon/internal/errdefs"
 	"cocoonstack.io/cocoon/internal/hypervisor/jail"
 	"cocoonstack.io/cocoon/internal/proc"
@@ -106,7 +107,7 @@ func (l *launch) tpmState(uid uint32) (*os.File, error) {
 			return nil, err
 		}
 		path = filepath.Join(dir, tpmDir)
-	} else if err := os.RemoveAll(path); err != nil {
+	} else if err := atomicfile.RemoveAll(path); err != nil {
 		return nil, err
 	}
 	if err := os.Mkdir(path, 0o700); err != nil && !errors.Is(err, os.ErrExist) {

@@ -326,7 +326,7 @@ func (d *draft) Discard() error {
 	if d.offer != nil {
 		return d.retract()
 	}
-	err := os.RemoveAll(d.Dir())
+	err := atomicfile.RemoveAll(d.Dir())
 	d.free()
 	if err != nil {
 		return fmt.Errorf("discard snapshot %s: %w", d.name, err)

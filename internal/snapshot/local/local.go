@@ -132,7 +132,8 @@ func (s *Store) path(elem ...string) string {
 
 const goneSuffix = ".gone"
 
-// sweep removes drafts and half-removed snapshots. It does not touch entries with names that are not ours.
+// sweep removes drafts and half-removed snapshots. It does not touch entries with names that are not ours. What it cannot remove it logs: a VM may have filled a
+// draft, and must not keep the store from opening.
 func (s *Store) sweep() error {
 	entries, err := os.ReadDir(s.path("tmp"))
 	if err != nil {
@@ -143,10 +144,12 @@ func (s *Store) sweep() error {
 			s.cfg.Log.Warn("unknown entry in the snapshot store ignored", "path", s.path("tmp", e.Name()))
 			continue
 		}
-		if err := os.RemoveAll(s.path("tmp", e.Name())); err != nil {
-			return err
+		id := strings.TrimSuffix(e.Name(), goneSuffix)
+		if err := atomicfile.RemoveAll(s.path("tmp", e.Name())); err != nil {
+			s.cfg.Log.Error("leftover of a dead process not removed", "op", "sweep", "snapshot", id, "err", err)
+			continue
 		}
-		s.cfg.Log.Info("leftover of a dead process removed", "op", "sweep", "snapshot", strings.TrimSuffix(e.Name(), goneSuffix))
+		s.cfg.Log.Info("leftover of a dead process removed", "op", "sweep", "snapshot", id)
 	}
 	return nil
 }
@@ -322,7 +325,7 @@ func (s *Store) Remove(ctx context.Context, ref string) error {
 		return err
 	}
 	_ = os.Remove(s.path("used", id))
-	if err := os.RemoveAll(gone); err != nil {
+	if err := atomicfile.RemoveAll(gone); err != nil {
 		s.cfg.Log.Warn("files of a removed snapshot are left until the next start", "snapshot", id, "err", err)
 	}
 	return nil

@@ -1,6 +1,7 @@
 package local_test
 
 import (
+	"errors"
 	"log/slog"
 	"os"
 	"path/filepath"
@@ -8,11 +9,14 @@ import (
 	"strings"
 	"testing"
 
+	"golang.org/x/sys/unix"
+
 	"cocoonstack.io/cocoon/internal/errdefs"
 	"cocoonstack.io/cocoon/internal/snapshot"
 	"cocoonstack.io/cocoon/internal/snapshot/local"
 	"cocoonstack.io/cocoon/internal/snapshot/snapshottest"
 	"cocoonstack.io/cocoon/internal/testkit/diff"
+	"cocoonstack.io/cocoon/internal/testkit/need"
 	"cocoonstack.io/cocoon/internal/vm"
 )
 
@@ -221,5 +225,50 @@ func TestMissingFilesAreNoticed(t *testing.T) {
 	}
 	if err := s.Remove(t.Context(), "lost"); err != nil { // nothing holds it
 		t.Error(err)
+	}
+}
+
+// TestLeftoversKeepNoStoreFromOpening: a VM can write to the draft of its snapshot. A store whose process has died opens, with however many levels in a draft, and when a
+// draft cannot be removed.
+func TestLeftoversKeepNoStoreFromOpening(t *testing.T) {
+	need.Root(t)
+	dir := t.TempDir()
+	s := open(t, dir)
+	if err := s.Close(); err != nil {
+		t.Fatal(err)
+	}
+	deep, stuck := string(vm.NewID()), string(vm.NewID())
+	if err := os.MkdirAll(filepath.Join(dir, "tmp", deep, "memory.saving"+strings.Repeat("/d", 100)), 0o700); err != nil {
+		t.Fatal(err)
+	}
+	kept := filepath.Join(dir, "tmp", stuck, "kept")
+	if err := errors.Join(os.MkdirAll(kept, 0o700), unix.Mount("ramfs", kept, "ramfs", 0, "")); err != nil {
+		t.Fatal(err)
+	}
+	t.Cleanup(func() { _ = unix.Unmount(kept, unix.MNT_DETACH) })
+
+	var limit unix.Rlimit
+	if err := unix.Getrlimit(unix.RLIMIT_NOFILE, &limit); err != nil {
+		t.Fatal(err)
+	}
+	if err := unix.Setrlimit(unix.RLIMIT_NOFILE, &unix.Rlimit{Cur: 64, Max: limit.Max}); err != nil {
+		t.Fatal(err)
+	}
+	err := s.Open(t.Context())
+	if err := unix.Setrlimit(unix.RLIMIT_NOFILE, &limit); err != nil {
+		t.Fatal(err)
+	}
+	if err != nil {
+		t.Fatal(err)
+	}
+	left, err := os.ReadDir(filepath.Join(dir, "tmp"))
+	if err != nil || len(left) != 1 || left[0].Name() != stuck {
+		t.Errorf("left: %v, %v", left, err)
+	}
+	if err := errors.Join(unix.Unmount(kept, 0), s.Close(), s.Open(t.Context())); err != nil {
+		t.Fatal(err)
+	}
+	if left, err := os.ReadDir(filepath.Join(dir, "tmp")); err != nil || len(left) > 0 {
+		t.Errorf("left when it can be removed: %v, %v", left, err)
 	}
 }

@@ -130,7 +130,7 @@ func (d *draft) retract() error {
 	st.mu.Unlock()
 	err := os.Rename(d.Dir(), gone)
 	if err == nil {
-		err = os.RemoveAll(gone)
+		err = atomicfile.RemoveAll(gone)
 	}
 	d.free()
 	if err != nil {
@@ -159,7 +159,7 @@ func (s *Store) await(ctx context.Context, ref string, early bool) error {
 	}
 }
 
-// sweepOffers removes what a killed process has offered and never finished.
+// sweepOffers removes what a killed process has offered and never finished. What it cannot remove it logs: the store opens without that.
 func (s *Store) sweepOffers() error {
 	entries, err := os.ReadDir(s.path())
 	if err != nil {
@@ -180,8 +180,9 @@ func (s *Store) sweepOffers() error {
 			continue
 		}
 		gone := s.path("tmp", e.Name()+goneSuffix)
-		if err := errors.Join(os.Rename(s.path(e.Name()), gone), os.RemoveAll(gone)); err != nil {
-			return err
+		if err := errors.Join(os.Rename(s.path(e.Name()), gone), atomicfile.RemoveAll(gone)); err != nil {
+			s.cfg.Log.Error("leftover of a dead process not removed", "op", "sweep", "snapshot", e.Name(), "err", err)
+			continue
 		}
 		s.cfg.Log.Info("snapshot removed that had not arrived when its process died", "op", "sweep", "snapshot", e.Name())
 	}
