@@ -6,9 +6,11 @@ import (
 	"strings"
 	"sync/atomic"
 	"testing"
+	"time"
 
 	"cocoonstack.io/cocoon/internal/engine/enginetest"
 	"cocoonstack.io/cocoon/internal/errdefs"
+	"cocoonstack.io/cocoon/internal/hypervisor"
 	"cocoonstack.io/cocoon/internal/testkit/diff"
 	"cocoonstack.io/cocoon/internal/vm"
 )
@@ -43,6 +45,34 @@ func TestWakeRemovesDisk(t *testing.T) {
 	if _, err := os.Stat(was); now == was || !os.IsNotExist(err) {
 		t.Errorf("the VM has the disk %s, and its first one %s is there: %v", now, was, err)
 	}
+}
+
+// TestInterruptedWakeRemovesDisk: the same, if the first wake ends in a power cut before the guest has answered.
+func TestInterruptedWakeRemovesDisk(t *testing.T) {
+	r, mute := mute(t, 20*time.Second)
+	if err := r.world.RawOnly(); err != nil {
+		t.Fatal(err)
+	}
+	ctx := t.Context()
+	web := r.must(r.Launch(ctx, spec("web")))
+	r.await("web", "ready", ready)
+	r.must(r.Hibernate(ctx, "web", ""))
+	mute.Store(true)
+	done := make(chan error, 1)
+	go func() { _, err := r.Wake(ctx, "web"); done <- err }()
+	r.await("web", "running", func(v vm.Record) bool { return v.State == vm.StateRunning })
+	r.stop()
+	wantClass(t, "wake", <-done, errdefs.Unavailable)
+	r.world.Guest(web.ID).End(hypervisor.Exit{Signal: 9, Code: -1})
+	mute.Store(false)
+	r.start()
+	if now := r.must(r.Inspect(ctx, "web")); now.State != vm.StateHibernated {
+		t.Fatalf("after it: %+v", now)
+	}
+	if _, err := os.Stat(writable(t, web).Path); !os.IsNotExist(err) {
+		t.Errorf("its first disk is there: %v", err)
+	}
+	r.must(r.Wake(ctx, "web"))
 }
 
 func writable(t *testing.T, r vm.Record) vm.Disk {

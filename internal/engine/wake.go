@@ -277,6 +277,6 @@ func (w *wake) recoverHibernated(ctx context.Context) error {
 		to.State, to.Snapshot, to.Handle, to.PID, to.AgentReady = vm.StateHibernated, w.was.Snapshot, nil, 0, false
 		to.Reason, to.Message = vm.ReasonWakeFailed, "its wake was interrupted when cocoond ended; wake it again"
 	})
-	w.tidy()
+	w.tidy(w.args.Files...)
 	return err
 }
