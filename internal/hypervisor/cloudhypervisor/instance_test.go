@@ -167,3 +167,22 @@ func TestHungAtBoot(t *testing.T) {
 		t.Errorf("a launch: %v", err)
 	}
 }
+
+// TestHungSave: a program that does not answer while it saves its guest keeps nobody for ever, and has more time for more memory.
+func TestHungSave(t *testing.T) {
+	f := newFakeProgram(t)
+	i := f.instance()
+	i.d.cfg.LaunchTime, i.h.Memory = 50*time.Millisecond, 4<<20
+	f.mu.Lock() // so it does not answer
+	defer f.mu.Unlock()
+	ctx, cancel := context.WithTimeout(t.Context(), time.Minute)
+	defer cancel()
+	s := &save{i: i}
+	if err := s.write(ctx); !errdefs.IsUnavailable(err) || !strings.Contains(err.Error(), "within 50ms") {
+		t.Errorf("a save: %v", err)
+	}
+	i.h.Memory = 8 << 20
+	if err := s.write(ctx); !errdefs.IsUnavailable(err) || !strings.Contains(err.Error(), "within 1.05s") {
+		t.Errorf("of a larger guest: %v", err)
+	}
+}

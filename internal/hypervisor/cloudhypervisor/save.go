@@ -150,7 +150,9 @@ func (s *save) write(ctx context.Context) error {
 			return err
 		}
 	}
-	err := s.i.callLong(ctx, "PUT", "vm.snapshot", saveConfig{"file://" + rootSave}, nil)
+	err := jail.Saved(ctx, s.i.d.cfg.LaunchTime, s.i.h.Memory, func(ctx context.Context) error {
+		return s.i.callLong(ctx, "PUT", "vm.snapshot", saveConfig{"file://" + rootSave}, nil)
+	})
 	return errors.Join(err, s.i.Proc.Hide(rootSave))
 }
 

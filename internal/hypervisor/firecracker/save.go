@@ -153,7 +153,10 @@ func (s *save) write(ctx context.Context) error {
 			return err
 		}
 	}
-	if err := s.i.callLong(ctx, "PUT", "/snapshot/create", saveConfig{"Full", rootSavedState, rootSavedMemory}, nil); err != nil {
+	err := jail.Saved(ctx, s.i.d.cfg.LaunchTime, s.i.h.Memory, func(ctx context.Context) error {
+		return s.i.callLong(ctx, "PUT", "/snapshot/create", saveConfig{"Full", rootSavedState, rootSavedMemory}, nil)
+	})
+	if err != nil {
 		return err
 	}
 	return s.hide()

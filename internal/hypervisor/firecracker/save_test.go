@@ -2,6 +2,7 @@ package firecracker
 
 import (
 	"bufio"
+	"context"
 	"fmt"
 	"io"
 	"net"
@@ -10,6 +11,7 @@ import (
 	"path/filepath"
 	"strings"
 	"testing"
+	"time"
 
 	"cocoonstack.io/cocoon/internal/errdefs"
 	"cocoonstack.io/cocoon/internal/hypervisor"
@@ -42,6 +44,17 @@ func TestProgramReplaced(t *testing.T) {
 		case c.want == "" && (!errdefs.IsFailedPrecondition(err) || !strings.Contains(err.Error(), "1.16.1") || !strings.Contains(err.Error(), c.now)):
 			t.Errorf("%s: %s of %q, %v", what, s.machine.Type, s.machine.Version, err)
 		}
+	}
+}
+
+// TestHungSave: a program that does not answer while it saves its guest keeps nobody for ever.
+func TestHungSave(t *testing.T) {
+	i, _ := answered(t) // nobody serves its API
+	i.d.cfg.LaunchTime = 50 * time.Millisecond
+	ctx, cancel := context.WithTimeout(t.Context(), time.Minute)
+	defer cancel()
+	if err := (&save{i: i}).write(ctx); !errdefs.IsUnavailable(err) || !strings.Contains(err.Error(), "within 50ms") {
+		t.Errorf("a save: %v", err)
 	}
 }
 

@@ -21,6 +21,21 @@ func Answered(ctx context.Context, limit time.Duration, f func(context.Context) 
 	return err
 }
 
+// savedPerSecond is how many bytes of memory a hypervisor writes per second on the slowest disk that is worth a wait.
+const savedPerSecond = 8 << 20
+
+// Saved runs f, which has a hypervisor write a guest with that many bytes of memory, with a context that ends when that has taken much longer than it may. launch is
+// how long a launch may take.
+// Errors: Unavailable if the time is over, or those of f.
+func Saved(ctx context.Context, launch time.Duration, memory int64, f func(context.Context) error) error {
+	limit := launch + time.Duration(memory/savedPerSecond)*time.Second
+	late, err := within(ctx, limit, f)
+	if late {
+		return errdefs.Unavailablef("the hypervisor has not written the guest within %s; save it again when the disk has less to do, and if the guest stays paused, stop the VM with --now: %w", limit, err)
+	}
+	return err
+}
+
 // Started runs f, which tells a new hypervisor what its VM is, with a context that ends after limit.
 // Errors: Unavailable if the time is over, or those of f.
 func Started(ctx context.Context, limit time.Duration, f func(context.Context) error) error {
