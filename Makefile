@@ -222,8 +222,9 @@ test-host: deb demo-image ## Cocoon on a whole emulated machine with KVM, whose 
 	@hack/test.sh host
 
 .PHONY: test-hypervisors
-test-hypervisors: hypervisors kvm-guest binaries guest demo-image control-plane ## Cloud Hypervisor and Firecracker, their drivers and whole nodes, on an emulated machine with KVM; minutes
+test-hypervisors: hypervisors kvm-guest binaries guest demo-image control-plane ## Cloud Hypervisor and Firecracker, their drivers and whole nodes, and what QEMU does with KVM alone, on an emulated machine with KVM; minutes
 	@hack/test.sh kvm ./internal/hypervisor/cloudhypervisor ./internal/hypervisor/firecracker
+	@hack/test.sh kvm -run '^Test(LiveSave|DirtySave)$$' ./internal/hypervisor/qemu
 	@hack/test.sh kvm -run '^TestVMHypervisors' ./internal/app/cocoond
 	@COCOON_KVM_MEMORY=6144 hack/test.sh kvm -run '^TestScripts$$/^firecracker$$' ./test/e2e
 
