@@ -181,7 +181,7 @@ PACKAGES ?= ./internal/network/bridge ./internal/snapshot/chunked ./internal/eng
 NORACE := github.com/klauspost/compress/...=-race=false
 .PHONY: test-unit
 test-unit: ## our code alone, with the race detector
-	@umask 022; GORACE=atexit_sleep_ms=0 CGO_ENABLED=1 go test -race -gcflags='$(NORACE)' -vet=off -ldflags '-s -w' -p 4 -timeout 20m $(PACKAGES) # vet is in lint
+	@umask 022; GORACE=atexit_sleep_ms=0 CGO_ENABLED=1 go test -race -gcflags='$(NORACE)' -vet=off -ldflags '-s -w' -p 4 -timeout 40m $(PACKAGES) # vet is in lint
 
 .PHONY: test-crash
 test-crash: ## the engine killed at every step of every operation; with the race detector, test-unit does so at every few steps
