@@ -31,7 +31,7 @@ func TestVMResources(t *testing.T) {
 			k, resizer := a.(guest.ContainerKeeper), a.(guest.ContainerResizer)
 			app := containerOf("app", vm.ContainerApp, "exec sleep 1000")
 			app.Process.Security = &vm.Security{}
-			app.Resources = &vm.Resources{CPULimit: 50, CPUWeight: 5, MemoryLimit: 32 << 20, OOMScoreAdj: 950}
+			app.Resources = &vm.Resources{CPULimit: 500, CPUWeight: 5, MemoryLimit: 32 << 20, OOMScoreAdj: 950}
 			if root {
 				app.Root, app.Layers = true, nil
 			}
@@ -46,7 +46,7 @@ func TestVMResources(t *testing.T) {
 				})
 			}
 			running(0)
-			const first = "5000 100000 5 33554432 1 950 950 0::/"
+			const first = "50000 100000 5 33554432 1 950 950 0::/"
 			if got := limitsOf(t, a); got != first {
 				t.Errorf("the container has %q", got)
 			}
@@ -58,7 +58,7 @@ func TestVMResources(t *testing.T) {
 
 			// Setup again changes nothing that is the same, and says what the containers are to have by now.
 			for _, weight := range []int64{5, 7} {
-				s.Containers[0].Resources = &vm.Resources{CPULimit: 50, CPUWeight: weight, MemoryLimit: 32 << 20, OOMScoreAdj: 950}
+				s.Containers[0].Resources = &vm.Resources{CPULimit: 500, CPUWeight: weight, MemoryLimit: 32 << 20, OOMScoreAdj: 950}
 				if err := a.Setup(t.Context(), s); err != nil {
 					t.Fatal(err)
 				}
@@ -67,36 +67,39 @@ func TestVMResources(t *testing.T) {
 				t.Errorf("after another setup the container has %q", got)
 			}
 
-			// The least quota of the kernel, and no limit of the memory.
-			if err := resizer.ResizeContainers(t.Context(), map[string]vm.Resources{"app": {CPULimit: 5, CPUWeight: 1, OOMScoreAdj: 900}}); err != nil {
+			resize := func(to vm.Resources, want string) {
+				t.Helper()
+				if err := resizer.ResizeContainers(t.Context(), map[string]vm.Resources{"app": to}); err != nil {
+					t.Fatal(err)
+				}
+				if got := limitsOf(t, a); got != want {
+					t.Errorf("resized to %+v, the container has %q", to, got)
+				}
+			}
+			resize(vm.Resources{CPULimit: 200, CPUWeight: 1, OOMScoreAdj: 900}, "20000 100000 1 max 0 950 950 0::/") // its run keeps the OOM score
+			// With a twentieth of a CPU, a command takes twenty times its CPU time, which is much in an emulated guest. So there is one.
+			if err := resizer.ResizeContainers(t.Context(), map[string]vm.Resources{"app": {CPULimit: 50, CPUWeight: 1, OOMScoreAdj: 900}}); err != nil {
 				t.Fatal(err)
 			}
-			if got := limitsOf(t, a); got != "1000 100000 1 max 0 950 950 0::/" { // its run keeps the OOM score
-				t.Errorf("resized, the container has %q", got)
-			}
+			e = sh("true")
+			e.Container = "app"
+			output(t, a, e)
 			if err := k.KillContainer(t.Context(), "app", 1, 0); err != nil {
 				t.Fatal(err)
 			}
 			running(1)
-			if got := limitsOf(t, a); got != "1000 100000 1 max 0 900 900 0::/" {
-				t.Errorf("its next run has %q", got)
-			}
+			resize(vm.Resources{CPULimit: 200, CPUWeight: 1, OOMScoreAdj: 900}, "20000 100000 1 max 0 900 900 0::/")
 			err := resizer.ResizeContainers(t.Context(), map[string]vm.Resources{"app": {CPULimit: 1000, MemoryLimit: 4096}})
 			if !errdefs.IsFailedPrecondition(err) || !strings.Contains(err.Error(), "memory limit (4096) below current usage (") {
 				t.Errorf("a memory limit below the usage: %v", err)
 			}
-			if got := limitsOf(t, a); got != "1000 100000 1 max 0 900 900 0::/" {
+			if got := limitsOf(t, a); got != "20000 100000 1 max 0 900 900 0::/" {
 				t.Errorf("after a resize that was refused the container has %q", got)
 			}
 			if err := resizer.ResizeContainers(t.Context(), map[string]vm.Resources{"none": {}}); !errdefs.IsNotFound(err) {
 				t.Errorf("no such container: %v", err)
 			}
-			if err := resizer.ResizeContainers(t.Context(), map[string]vm.Resources{"app": {}}); err != nil {
-				t.Fatal(err)
-			}
-			if got := limitsOf(t, a); got != "max 100000 100 max 0 900 900 0::/" {
-				t.Errorf("without limits the container has %q", got)
-			}
+			resize(vm.Resources{}, "max 100000 100 max 0 900 900 0::/")
 			if err := a.Poweroff(t.Context(), 0); err != nil {
 				t.Fatal(err)
 			}

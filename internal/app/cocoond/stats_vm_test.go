@@ -76,8 +76,8 @@ func TestVMStatsAreTrue(t *testing.T) {
 	after := measure()
 	told, waited := after.Process.CPU-before.Process.CPU, waiting(t, rec.PID)-wait
 	t.Logf("CPU: told %s, and %s waited for one", told, waited)
-	// A CPU may also wait for the thread that has QEMU's lock: allow as much again for that, and for what the host's own host has taken.
-	near("CPU in ms", float64((told + waited).Milliseconds()), computed/1e6, computed/1e6*0.05+float64((stolen(t)-steal).Milliseconds()))
+	// QEMU works for an emulated guest in other threads, too, and its CPUs wait for these: allow a fifth for that, and what the host's own host has taken.
+	near("CPU in ms", float64((told + waited).Milliseconds()), computed/1e6, computed/1e6*0.20+float64((stolen(t)-steal).Milliseconds()))
 
 	// Memory that the guest has returned since boot is reused first, so use it up before measuring.
 	const fill = "mkdir -p /mem && (mountpoint -q /mem || mount -t tmpfs -o size=100% tmpfs /mem) && dd if=/dev/zero bs=1M count=%M of=/mem/%N 2>/dev/null"
