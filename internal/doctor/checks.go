@@ -320,7 +320,7 @@ func (d doctor) reflink(context.Context) finding {
 	return finding{status: OK, detail: "yes: copies share their blocks"}
 }
 
-// mapped tests whether files of the state can be given to the user of one VM, as a mount that maps users does.
+// mapped tests whether the file system of the state supports idmapped mounts. Such a mount gives a file to the user of one VM.
 func (d doctor) mapped(context.Context) finding {
 	if os.Geteuid() != 0 {
 		return finding{status: OK, detail: "not examined without root"}

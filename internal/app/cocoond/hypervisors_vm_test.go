@@ -104,7 +104,7 @@ func TestVMHypervisors(t *testing.T) {
 	}
 }
 
-// givesBack: memory that the guest of the VM web has used and needs no longer is the node's again.
+// givesBack checks that the guest of the VM web returns free memory to the node.
 func (n *node) givesBack(r vm.Record) {
 	n.t.Helper()
 	const used = 64 << 10 // KiB

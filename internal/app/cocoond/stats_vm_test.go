@@ -136,7 +136,7 @@ func waiting(t *testing.T, pid int) (sum time.Duration) {
 	return sum
 }
 
-// stolen is how long the CPUs of this machine have waited for those of its own host (proc_stat(5), in ticks of 10 ms).
+// stolen returns the steal time of this machine: its own host ran something else then (proc_stat(5), in ticks of 10 ms).
 func stolen(t *testing.T) time.Duration {
 	t.Helper()
 	text, err := os.ReadFile("/proc/stat")

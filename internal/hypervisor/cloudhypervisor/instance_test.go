@@ -67,7 +67,7 @@ func TestRecall(t *testing.T) {
 	}
 }
 
-// TestEndlessEvents: a program in the hands of its guest makes the log of its events as large as a file can be. What comes last there counts, and no more is read.
+// TestEndlessEvents: a program that its guest has taken over makes its event log 8 TiB long. cocoond reads the end of the log only, and the last events count.
 func TestEndlessEvents(t *testing.T) {
 	f := newFakeProgram(t)
 	i := f.instance()
@@ -120,7 +120,7 @@ func (f *fakeProgram) kernelLinked() bool {
 	return err == nil
 }
 
-// TestSilent: a program that does not answer fails a call, instead of keeping whoever asks.
+// TestSilent: a call to a program that does not answer fails after a time limit.
 func TestSilent(t *testing.T) {
 	f := newFakeProgram(t)
 	i := f.instance()

@@ -180,7 +180,7 @@ func userfaultfd(t *testing.T) int {
 	return int(fd)
 }
 
-// launchOf returns a launch in dir whose process has said that its memory is one page, of which nothing comes.
+// launchOf returns a launch in dir. Its process has reported one page of memory, and nobody delivers that page.
 func launchOf(t *testing.T, dir string, faults int) (*launch, *instance) {
 	t.Helper()
 	d, err := New(Config{}, slog.New(slog.DiscardHandler))

@@ -17,8 +17,8 @@ import (
 	"cocoonstack.io/cocoon/internal/hypervisor"
 )
 
-// TestProgramReplaced: saved state is that of the program that runs the guest, whatever is installed meanwhile. The handles of earlier builds do not say which that is, so it
-// is asked.
+// TestProgramReplaced: saved state is labelled with the program that runs the guest, also after another one is installed. A handle of an earlier build does not
+// name the program; then the process itself says its version.
 func TestProgramReplaced(t *testing.T) {
 	i, api := answered(t)
 	go serve(api, map[string]string{"/": `{"state":"Running"}`, "/version": `{"firecracker_version":"1.16.1"}`})
