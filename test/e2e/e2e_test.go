@@ -199,7 +199,7 @@ func cluster(ts *testscript.TestScript, neg bool, args []string) {
 	}
 	ts.Check(kubectl("create", "namespace", ns))
 	ts.Defer(func() {
-		if err := kubectl("delete", "namespace", ns, "--wait=true", "--timeout=240s"); err != nil {
+		if err := kubectl("delete", "namespace", ns, "--wait=true", "--timeout=600s"); err != nil {
 			shared.late = append(shared.late, fmt.Errorf("%s: %w", ts.Name(), err))
 		}
 	})
@@ -207,8 +207,12 @@ func cluster(ts *testscript.TestScript, neg bool, args []string) {
 	ts.Check(kubectl("config", "view"))
 }
 
-// busy is the factor by which timeouts are longer than a quiet machine needs.
-const busy = 3
+const (
+	// busy is the factor by which timeouts are longer than a quiet machine needs.
+	busy = 10
+	// longest is the longest of these timeouts: a test has a limit, too.
+	longest = 21 * time.Minute
+)
 
 // eventually runs a command again and again until its output matches: eventually 30s REGEXP CMD ARGS... The duration is
 // the one for a quiet machine.
@@ -220,7 +224,7 @@ func eventually(ts *testscript.TestScript, neg bool, args []string) {
 	ts.Check(err)
 	re, err := regexp.Compile(`(?m)` + args[1])
 	ts.Check(err)
-	waitFor(ts, busy*limit, re, args[2:])
+	waitFor(ts, min(busy*limit, longest), re, args[2:])
 }
 
 func waitFor(ts *testscript.TestScript, limit time.Duration, re *regexp.Regexp, argv []string) {

@@ -21,7 +21,7 @@ import (
 
 const (
 	// typeAgain is how long a guest has for the answer to a line. One that still boots loses what is typed.
-	typeAgain = busy * 2 * time.Second
+	typeAgain = 6 * time.Second
 	// leaveTime is how long a console program may take to end after its escape character.
 	leaveTime = busy * 10 * time.Second
 	// escapeKey ends `cocoon vm console` and `virtctl console`.
@@ -48,7 +48,7 @@ func guest(ts *testscript.TestScript, neg bool, args []string) {
 	ts.Check(err)
 	re, err := regexp.Compile(`(?m)` + args[1])
 	ts.Check(err)
-	ctx, cancel := context.WithTimeout(context.Background(), busy*limit)
+	ctx, cancel := context.WithTimeout(context.Background(), min(busy*limit, longest))
 	defer cancel()
 	answer, screen, err := askGuest(ctx, ts, args[2], re, args[3:])
 	if err != nil {
