@@ -60,6 +60,7 @@ func (r *rig) client(t *testing.T, path string) *kubernetes.Clientset {
 			t.Fatal(err)
 		}
 		config.QPS, config.Burst = 1000, 1000
+		config.Wrap(kubetest.Patient)
 	}
 	kube, err := kubernetes.NewForConfig(config)
 	if err != nil {

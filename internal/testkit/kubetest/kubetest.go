@@ -61,6 +61,7 @@ func Up(t *testing.T, args ...string) *Cluster {
 		t.Fatal(err)
 	}
 	c.Config.QPS, c.Config.Burst = 1000, 1000
+	c.Config.Wrap(Patient)
 	return c
 }
 
@@ -90,13 +91,17 @@ func (c *Cluster) Kubectl(t *testing.T, input string, args ...string) string {
 	return out
 }
 
-// TryKubectl is Kubectl for commands that may fail.
+// TryKubectl is Kubectl for commands that may fail. It repeats one that the API server has no time for.
 func (c *Cluster) TryKubectl(t *testing.T, input string, args ...string) (string, error) {
 	t.Helper()
-	cmd := exec.Command(bin(t, "kubectl"), append([]string{"--kubeconfig", filepath.Join(c.Dir, "kubeconfig")}, args...)...)
-	cmd.Stdin = strings.NewReader(input)
-	out, err := cmd.CombinedOutput()
-	return string(out), err
+	for try := 1; ; try++ {
+		cmd := exec.Command(bin(t, "kubectl"), append([]string{"--kubeconfig", filepath.Join(c.Dir, "kubeconfig")}, args...)...)
+		cmd.Stdin = strings.NewReader(input)
+		out, err := cmd.CombinedOutput()
+		if err == nil || try == tries || !late(string(out)) {
+			return string(out), err
+		}
+	}
 }
 
 // Install applies everything in deploy/. Deployments are scaled to zero, because no node here runs containers. The
