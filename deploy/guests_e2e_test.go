@@ -92,9 +92,16 @@ epoch:
 
 	// The API server calls the webhooks in the guest.
 	const set = "apiVersion: cocoonset.cocoonstack.io/v1\nkind: CocoonSet\nmetadata: {name: team}\nspec: {agent: {mode: run, image: cocoon/demo:latest, storage: %s}}\n"
-	if out, err := k.TryKubectl(t, fmt.Sprintf(set, `"-1Gi"`), "apply", "-f", "-"); err == nil || !strings.Contains(out, "must be a positive quantity") {
-		t.Errorf("a set that cannot be: %v %s", err, out)
-	}
+	kubetest.Eventually(t, "a set that cannot be", func() string { // the rules of its Service may be a moment behind its pods
+		out, err := k.TryKubectl(t, fmt.Sprintf(set, `"-1Gi"`), "apply", "-f", "-")
+		switch {
+		case err == nil:
+			t.Fatalf("a set that cannot be: %s", out)
+		case !strings.Contains(out, "must be a positive quantity"):
+			return out
+		}
+		return "refused"
+	}, "refused")
 	// The manager works with the rights of its token, and reads the settings of the registry from the Secret.
 	phase := func(want string) {
 		t.Helper()

@@ -265,8 +265,6 @@ func TestRights(t *testing.T) {
 		{"manager", "list", "secrets", "false"},
 		{"manager", "delete", "secrets", "false"},
 	} {
-		if got := can(tc.user, tc.verb, tc.resource); got != tc.want {
-			t.Errorf("may %s %s %s: %s", tc.user, tc.verb, tc.resource, got)
-		}
+		kubetest.Eventually(t, fmt.Sprintf("may %s %s %s: it", tc.user, tc.verb, tc.resource), func() string { return can(tc.user, tc.verb, tc.resource) }, tc.want)
 	}
 }

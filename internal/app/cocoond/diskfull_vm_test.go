@@ -130,7 +130,7 @@ func TestVMVolumeFull(t *testing.T) {
 		t.Errorf("the guest had %s errors", faults)
 	}
 
-	if _, err := n.Stop(t.Context(), "sleeper", 10*time.Second); err != nil {
+	if _, err := n.Stop(t.Context(), "sleeper", 2*time.Minute); err != nil {
 		t.Fatal(err)
 	}
 	if out, err := exec.CommandContext(t.Context(), fsck, "-f", "-n", filepath.Join(store, "volumes", string(data.ID), "data")).CombinedOutput(); err != nil {

@@ -75,7 +75,7 @@ func operate(n *node, addr string, key ed25519.PrivateKey, c *grpc.ClientConn) *
 
 func dial(t *testing.T, addr, fingerprint string, opts ...grpc.DialOption) *grpc.ClientConn {
 	t.Helper()
-	again := grpc.ConnectParams{Backoff: backoff.Config{BaseDelay: 20 * time.Millisecond, Multiplier: 1.5, MaxDelay: 200 * time.Millisecond}, MinConnectTimeout: time.Second}
+	again := grpc.ConnectParams{Backoff: backoff.Config{BaseDelay: 20 * time.Millisecond, Multiplier: 1.5, MaxDelay: 200 * time.Millisecond}, MinConnectTimeout: 20 * time.Second}
 	c, err := grpc.NewClient(addr, append(opts, grpc.WithConnectParams(again), grpc.WithTransportCredentials(credentials.NewTLS(capsulewire.PinnedTLS(fingerprint))))...)
 	if err != nil {
 		t.Fatal(err)

@@ -113,9 +113,7 @@ spec:
 
 	patch(`{"spec":{"runStrategy":"Halted"}}`)
 	kubetest.Eventually(t, "the machine", status, "Stopped false")
-	if i := instance(); i.UID != "" {
-		t.Errorf("a stopped machine has the instance %s", i.UID)
-	}
+	kubetest.Eventually(t, "the instance of a stopped machine", func() string { return string(instance().UID) }, "")
 	kubetest.Eventually(t, "its VMs", func() string { return fmt.Sprint(r.node.Guest(kubevirt.VMName(second)) != nil) }, "false")
 
 	patch(`{"spec":{"runStrategy":"Always"}}`)

@@ -22,7 +22,7 @@ import (
 )
 
 // moment is the first lifetime of the node's certificates.
-const moment = 8 * time.Second
+const moment = 16 * time.Second
 
 // The node's certificates expire all the time. The node is without an API server until both have expired, and for some
 // time after. Its guests keep running and are still managed. When the API server is back, the node catches up by

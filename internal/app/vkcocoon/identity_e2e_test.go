@@ -30,7 +30,7 @@ func TestBootstrapWithTheRealSigner(t *testing.T) {
 	if err != nil {
 		t.Fatal(err)
 	}
-	ctx, cancel := context.WithTimeout(t.Context(), time.Minute)
+	ctx, cancel := context.WithTimeout(t.Context(), 4*time.Minute)
 	defer cancel()
 	stop, err := c.bootstrap(ctx, clientset, slog.New(slog.DiscardHandler))
 	if err != nil {

@@ -29,7 +29,7 @@ func TestGrowWithoutDriver(t *testing.T) {
 		t.Fatal(err)
 	}
 	r, _ := hypervisor.As[hypervisor.Resizer](i)
-	ctx, cancel := context.WithTimeout(t.Context(), time.Second)
+	ctx, cancel := context.WithTimeout(t.Context(), 5*time.Second)
 	defer cancel()
 	if err := r.Grow(ctx, vm.Size{CPUs: 1, Memory: p.Growth.Memory}); !errdefs.Is(err, errdefs.FailedPrecondition) {
 		t.Errorf("a guest that takes no memory: %v", err)
@@ -40,7 +40,7 @@ func TestGrowWithoutDriver(t *testing.T) {
 	if err := pauser.Resume(t.Context()); err != nil {
 		t.Fatal(err)
 	}
-	ctx, cancel = context.WithTimeout(t.Context(), time.Minute)
+	ctx, cancel = context.WithTimeout(t.Context(), 4*time.Minute)
 	defer cancel()
 	if err := r.Grow(ctx, vm.Size{CPUs: 1, Memory: p.Growth.Memory}); err != nil {
 		t.Errorf("a guest that takes it: %v", err)

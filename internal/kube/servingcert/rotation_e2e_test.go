@@ -200,7 +200,7 @@ func run(t *testing.T, c *rest.Config, k *Keeper) {
 // wait retries try until it succeeds.
 func wait(t *testing.T, what string, try func() error) {
 	t.Helper()
-	ctx, cancel := context.WithTimeout(t.Context(), 4*time.Minute)
+	ctx, cancel := context.WithTimeout(t.Context(), 8*time.Minute) // the certificates live for four
 	defer cancel()
 	tick := time.NewTicker(50 * time.Millisecond)
 	defer tick.Stop()

@@ -17,7 +17,7 @@ import (
 )
 
 // patience limits how long a server may take to start.
-const patience = 30 * time.Second
+const patience = 4 * time.Minute
 
 // Addr and Addr6 are the addresses of the server. It is on a network of its own behind the network namespace of the test, which guests reach through
 // their host: they cannot reach the addresses of the host itself.
