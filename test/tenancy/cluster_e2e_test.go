@@ -182,6 +182,7 @@ func (c *cluster) account() {
 	c.token = req.Status.Token
 	config := rest.AnonymousClientConfig(c.admin.Config)
 	config.BearerToken, config.QPS, config.Burst, config.WarningHandler = c.token, 1000, 1000, rest.NoWarnings{}
+	config.Wrap(kubetest.Patient)
 	c.thief, err = kubernetes.NewForConfig(config)
 	c.check(err)
 	c.until("the author may make pods", func() string {
@@ -295,16 +296,23 @@ func end(cmd *exec.Cmd, with syscall.Signal) {
 func (c *cluster) create(p *corev1.Pod) {
 	c.t.Helper()
 	p.Spec.NodeName = NodeName
-	_, err := c.client.CoreV1().Pods(p.Namespace).Create(c.t.Context(), p, metav1.CreateOptions{})
-	c.check(err)
+	c.check(c.createAs(c.client, p))
+}
+
+// createAs creates a pod. A request that the API server had no time for is made again, and may have created the pod the first time.
+func (c *cluster) createAs(who kubernetes.Interface, p *corev1.Pod) error {
+	_, err := who.CoreV1().Pods(p.Namespace).Create(c.t.Context(), p, metav1.CreateOptions{})
+	if apierrors.IsAlreadyExists(err) {
+		return nil
+	}
+	return err
 }
 
 // author implements world.
 func (c *cluster) author(p *corev1.Pod) (why string) {
 	c.t.Helper()
 	p.Spec.NodeName = NodeName
-	_, err := c.thief.CoreV1().Pods(Dev).Create(c.t.Context(), p, metav1.CreateOptions{})
-	return text(err)
+	return text(c.createAs(c.thief, p))
 }
 
 // change implements world.
