@@ -82,11 +82,11 @@ spec:
 	kubetest.Eventually(t, "another instance", func() string {
 		for _, vmi := range instances() {
 			if vmi.Name == first.Name && vmi.UID != first.UID {
-				return numbers()
+				return fmt.Sprint(vmi.Status.Phase, " ", numbers()) // the numbers may be those of before
 			}
 		}
 		return "the same"
-	}, "2/2")
+	}, "Running 2/2")
 	r.node.Crash(t, kubevirt.VMName(&first))
 	kubetest.Eventually(t, "the set", numbers, "1/1 FailedStart")
 	kubetest.Eventually(t, "the set", func() string { return numbers()[:3] }, "2/2")
