@@ -107,13 +107,25 @@ epoch:
 		t.Helper()
 		kubetest.Eventually(t, "the set", func() string { return k.Kubectl(t, "", "get", "cocoonset", "team", "-o", "jsonpath={.status.phase}") }, want)
 	}
-	k.Kubectl(t, fmt.Sprintf(set, "1Gi"), "apply", "-f", "-")
+	insist(t, k, fmt.Sprintf(set, "1Gi"), "apply", "-f", "-")
 	phase("Running")
-	k.Kubectl(t, "", "patch", "cocoonset", "team", "--type=merge", "-p", `{"spec":{"suspend":true}}`)
+	insist(t, k, "", "patch", "cocoonset", "team", "--type=merge", "-p", `{"spec":{"suspend":true}}`)
 	phase("Suspended")
 	k.Kubectl(t, "", "delete", "cocoonset", "team", "--timeout=240s")
 	virtualMachines(t, k)
 	helm("uninstall", "cocoon", "--namespace", ns)
+}
+
+// insist repeats a command until it succeeds: the guest of the manager, whose webhooks the API server calls, may be too busy to be ready.
+func insist(t *testing.T, k *kubetest.Cluster, input string, args ...string) {
+	t.Helper()
+	kubetest.Eventually(t, "kubectl "+args[0], func() string {
+		out, err := k.TryKubectl(t, input, args...)
+		if err != nil {
+			return out
+		}
+		return "done"
+	}, "done")
 }
 
 // virtualMachines shows that the manager in the guest serves KubeVirt's objects: the API server trusts the certificate that it made.
@@ -136,7 +148,7 @@ func virtualMachines(t *testing.T, k *kubetest.Cluster) {
 	kubetest.Eventually(t, "the KubeVirt object", func() string {
 		return k.Kubectl(t, "", "get", "kubevirt", "kubevirt", "-n", "kubevirt", "-o", "jsonpath={.status.phase}")
 	}, "Deployed")
-	k.Kubectl(t, "{apiVersion: kubevirt.io/v1, kind: VirtualMachine, metadata: {name: web}, spec: {runStrategy: Halted, template: {spec: {"+
+	insist(t, k, "{apiVersion: kubevirt.io/v1, kind: VirtualMachine, metadata: {name: web}, spec: {runStrategy: Halted, template: {spec: {"+
 		"domain: {memory: {guest: 128Mi}, devices: {}}, volumes: [{name: boot, containerDisk: {image: 'cocoon/disk-demo:latest'}}]}}}}", "apply", "-f", "-")
 	virtctl("start", "web")
 	kubetest.Eventually(t, "the VirtualMachine", func() string { return k.Kubectl(t, "", "get", "vm", "web", "-o", "jsonpath={.status.printableStatus}") }, "Running")
