@@ -173,7 +173,8 @@ generate-check:
 	@hack/generate.sh --check
 
 .PHONY: test
-test: setup test-unit test-crash test-variants test-vm test-e2e ## all of the tests; like demo, it installs missing Debian packages, unless SETUP=no
+test: setup test-unit test-crash test-variants ## the tests, without the longest ones of test-vm and test-e2e; like demo, it installs missing Debian packages, unless SETUP=no
+	@$(MAKE) --no-print-directory test-vm test-e2e SHORT=-short
 
 # Packages that take minutes start first. test-arch runs the house rules, which are the tests of the root folder.
 PACKAGES ?= ./internal/network/bridge ./internal/snapshot/chunked ./internal/engine $(shell go list ./... | grep /cocoon/)
@@ -193,7 +194,7 @@ test-variants: ## a few tests with another umask, locale, time zone, CPU and /tm
 
 .PHONY: test-vm
 test-vm: binaries guest demo-image lvm-guest kvm-guest nfs-server ## real QEMU guests, taps, DHCP, rules
-	@hack/test.sh vm
+	@hack/test.sh vm $(SHORT)
 
 .PHONY: test-lvm
 test-lvm: binaries guest demo-image lvm-guest ## all tests of volumes on a thin pool, in a guest of their own; test-vm has the quick ones
@@ -202,7 +203,7 @@ test-lvm: binaries guest demo-image lvm-guest ## all tests of volumes on a thin 
 
 .PHONY: test-e2e
 test-e2e: build origin helm agent-sandbox spiffe-csi images cloudimg conformance-programs nfs-server ## a real control plane, real kubectl, real guests
-	@hack/test.sh e2e
+	@hack/test.sh e2e $(SHORT)
 
 .PHONY: test-kubevirt
 test-kubevirt: build origin images cloudimg nfs-server ## all that machines of KubeVirt's API can have; test-e2e has their life; minutes
