@@ -24,7 +24,7 @@ import (
 // The pod says whether its VM is to be paused, and its node makes it so. A request waits until the instance tells that, so that the
 // next request finds it.
 const (
-	pauseTimeout = 15 * time.Second
+	pauseTimeout = 45 * time.Second // an API server waits for a minute
 	pausePoll    = 100 * time.Millisecond
 )
 
