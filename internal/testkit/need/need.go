@@ -74,14 +74,6 @@ func QEMU(t testing.TB) string {
 	return Tool(t, name)
 }
 
-// Long skips a test that takes minutes and whose subject a quicker test has, too, when the run is short, as in `make test`.
-func Long(t testing.TB) {
-	t.Helper()
-	if testing.Short() {
-		t.Skip("a long test: make test-vm and make test-e2e run it, make test does not")
-	}
-}
-
 // Hypervisor finds a program of `make hypervisors` (see FindHypervisor) and returns its path. Where it is nowhere the test is skipped, even if
 // nothing may be missing: its build needs Rust.
 func Hypervisor(t testing.TB, name string) string {
