@@ -8,6 +8,10 @@ import (
 	"strings"
 	"testing"
 
+	authv1 "k8s.io/api/authorization/v1"
+	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
+	"k8s.io/client-go/kubernetes"
+
 	"cocoonstack.io/cocoon/deploy/kubevirt"
 	"cocoonstack.io/cocoon/internal/testkit/kubetest"
 )
@@ -141,21 +145,30 @@ func TestRights(t *testing.T) {
 	for _, role := range []string{"admin", "edit", "view"} {
 		c.Kubectl(t, "", "create", "rolebinding", role, "--clusterrole="+role, "--user="+role, "--namespace=default")
 	}
+	api, err := kubernetes.NewForConfig(c.Config)
+	if err != nil {
+		t.Fatal(err)
+	}
+	reviews := api.AuthorizationV1().SubjectAccessReviews()
 	can := func(user, verb, resource string) string {
+		t.Helper()
 		resource, part, _ := strings.Cut(resource, "/")
 		resource, group, _ := strings.Cut(resource, ".")
-		review := fmt.Sprintf(`{apiVersion: authorization.k8s.io/v1, kind: SubjectAccessReview, spec: {user: %s, groups: ["system:authenticated"],
-			resourceAttributes: {namespace: default, verb: %s, group: %q, resource: %s, subresource: %q}}}`, user, verb, group, resource, part)
-		return c.Kubectl(t, strings.ReplaceAll(review, "\t", ""), "create", "-f", "-", "-o", "jsonpath={.status.allowed}")
+		got, err := reviews.Create(t.Context(), &authv1.SubjectAccessReview{Spec: authv1.SubjectAccessReviewSpec{
+			User: user, Groups: []string{"system:authenticated"},
+			ResourceAttributes: &authv1.ResourceAttributes{Namespace: "default", Verb: verb, Group: group, Resource: resource, Subresource: part},
+		}}, metav1.CreateOptions{})
+		if err != nil {
+			t.Fatal(err)
+		}
+		return fmt.Sprint(got.Status.Allowed)
 	}
 	pools := "virtualmachinepools.pool.kubevirt.io"
 	kube, sub, types, snap, clones, cdi := ".kubevirt.io", ".subresources.kubevirt.io", ".instancetype.kubevirt.io", ".snapshot.kubevirt.io", "virtualmachineclones.clone.kubevirt.io", ".cdi.kubevirt.io"
-	for range 100 { // until the controller has aggregated all three roles
-		if can("edit", "update", "virtualmachines"+sub+"/start") == "true" && can("admin", "deletecollection", "virtualmachines"+kube) == "true" &&
-			can("view", "list", "virtualmachineinstancereplicasets"+kube) == "true" {
-			break
-		}
-	}
+	kubetest.Eventually(t, "whether the controller has aggregated all three roles", func() string {
+		return can("edit", "update", "virtualmachines"+sub+"/start") + can("admin", "deletecollection", "virtualmachines"+kube) +
+			can("view", "list", "virtualmachineinstancereplicasets"+kube)
+	}, "truetruetrue")
 	for _, tc := range []struct {
 		user, verb, resource, want string
 	}{

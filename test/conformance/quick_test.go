@@ -8,8 +8,11 @@ import (
 	"testing"
 )
 
-// TestQuickConformance runs a dozen of Kubernetes' node tests, so that each change meets some. `make conformance` runs them all.
+// TestQuickConformance runs a dozen of Kubernetes' node tests, as part of `make test-e2e`. `make conformance` runs them all.
 func TestQuickConformance(t *testing.T) {
+	if testing.Short() {
+		t.Skip("it takes minutes: make test-e2e runs it, make test does not")
+	}
 	ctx, stop := signal.NotifyContext(t.Context(), syscall.SIGINT, syscall.SIGTERM)
 	defer stop()
 	known, err := readRemarks(testsFile)

@@ -34,6 +34,9 @@ import (
 // No request fails while the certificate and its authority are replaced. Two replicas serve a webhook that the API server
 // calls for every ConfigMap. Each request opens a new connection.
 func TestRotationUnderRequests(t *testing.T) {
+	if testing.Short() {
+		t.Skip("it takes minutes: make test-e2e runs it, make test does not")
+	}
 	cluster := kubetest.Up(t)
 	kube, err := kubernetes.NewForConfig(cluster.Config)
 	if err != nil {
