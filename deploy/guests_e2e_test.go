@@ -116,7 +116,7 @@ epoch:
 	helm("uninstall", "cocoon", "--namespace", ns)
 }
 
-// insist repeats a command until it succeeds: the guest of the manager, whose webhooks the API server calls, may be too busy to be ready.
+// insist repeats a command until it succeeds. The API server calls webhooks of the manager, whose guest may be too busy to be ready.
 func insist(t *testing.T, k *kubetest.Cluster, input string, args ...string) {
 	t.Helper()
 	kubetest.Eventually(t, "kubectl "+args[0], func() string {

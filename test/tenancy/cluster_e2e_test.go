@@ -300,7 +300,7 @@ func (c *cluster) create(p *corev1.Pod) {
 	c.check(c.createAs(c.client, p))
 }
 
-// createAs creates a pod. A request that the API server had no time for is made again, and may have created the pod the first time.
+// createAs creates a pod, which may exist already: the API server answers Timeout to a request that it may still carry out, and the client repeats it.
 func (c *cluster) createAs(who kubernetes.Interface, p *corev1.Pod) error {
 	_, err := who.CoreV1().Pods(p.Namespace).Create(c.t.Context(), p, metav1.CreateOptions{})
 	if apierrors.IsAlreadyExists(err) {

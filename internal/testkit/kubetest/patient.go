@@ -5,10 +5,10 @@ import (
 	"strings"
 )
 
-// tries is how often a request is made that the API server has no time for. Each try takes it half a minute.
+// tries limits how often a request is made. The API server takes half a minute for each before it answers Timeout.
 const tries = 5
 
-// Patient returns a transport that repeats requests which the API server answers with Timeout (504), as on a busy machine.
+// Patient returns a transport that repeats a request when the API server answers Timeout (504), as it does on a busy machine.
 func Patient(next http.RoundTripper) http.RoundTripper { return patient{next} }
 
 type patient struct{ next http.RoundTripper }
